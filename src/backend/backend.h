@@ -1,0 +1,126 @@
+// Everything the engine and a device say to each other. Only token ids go in; sampled ids and, on request,
+// logits come out. One thread calls a backend; nothing here is thread-safe except Pass::cancel.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/function_ref.h"
+#include "base/result.h"
+#include "model/plan.h"
+#include "model/program.h"
+#include "sampling/sampling.h"
+
+namespace lily {
+
+class WeightFile;  // mapped, bound and checked by weights/
+
+// Where a serialised checkpoint goes.
+class ByteSink {
+ public:
+  virtual ~ByteSink() = default;
+  virtual Result<void> write(std::span<const std::byte> bytes) = 0;
+};
+
+// Whether the rows of a slice stay provisional until accept() (verification of a draft).
+enum class Keep : uint8_t { all_rows, until_accept };
+
+// An opaque copy of a SequenceState at one length: what truncation cannot rebuild.
+class Checkpoint {
+ public:
+  virtual ~Checkpoint() = default;
+  virtual uint32_t length() const = 0;  // tokens absorbed when it was taken
+  virtual uint64_t bytes() const = 0;
+  virtual Result<void> write(ByteSink& sink) const = 0;
+};
+
+// Key-value rows and recurrent states of one conversation. A backend's states may only be used with that
+// backend, and must be destroyed before it.
+class SequenceState {
+ public:
+  virtual ~SequenceState() = default;
+  virtual uint32_t length() const = 0;  // tokens absorbed by passes that were submitted
+  // Both wait for submitted passes that use this state.
+  virtual Result<std::unique_ptr<Checkpoint>> save() = 0;
+  virtual Result<void> resume(const Checkpoint& checkpoint) = 0;  // the only way back; there is no truncate()
+  // Settles a Keep::until_accept pass: keeps its first `rows` rows.
+  virtual Result<void> accept(uint32_t rows) = 0;
+  // Starts an answer: forgets the token counts of the last one, and takes `prompt` as what the repetition
+  // penalty sees.
+  virtual Result<void> begin_answer(std::span<const int32_t> prompt) = 0;
+};
+
+// One sequence's part of a pass.
+struct Slice {
+  SequenceState* state = nullptr;
+  // n = prefill chunk or draft; 1 = decode; empty = one row, the token just sampled for this state by an
+  // earlier pass (perhaps not collected yet), which never left the device. At most Plan::chunk.
+  std::span<const int32_t> tokens;
+  Sampling sampling{};       // from the logits of the last row
+  uint32_t logits_rows = 0;  // how many last rows of logits the caller wants to see
+  Keep keep = Keep::all_rows;
+};
+
+// Sees the residual stream after each step: tests and tools only. `rows` x hidden floats, valid during the
+// call.
+using Probe = FunctionRef<void(const Step& step, std::span<const float> stream)>;
+
+struct Pass {
+  std::span<const Slice> slices;              // each with a state of its own
+  const std::atomic<bool>* cancel = nullptr;  // looked at between blocks; a cancelled pass fails its states
+  const Probe* probe = nullptr;
+};
+
+struct SliceOutput {
+  int32_t token = -1;         // the sampled id, or -1 where none was asked for
+  bool finite = true;         // false: logits were not finite; token is -1 and the state must be dropped
+  std::vector<float> logits;  // logits_rows x vocab
+};
+
+struct Output {
+  std::vector<SliceOutput> slices;  // in the order of the pass
+  uint64_t bytes_read = 0;          // weights and states that the pass had to read
+  double seconds = 0;               // on the device
+};
+
+using Ticket = uint64_t;
+
+struct DeviceInfo {
+  std::string name;         // "cpu", "reference", ...: the value of --device
+  std::string description;  // "AMD EPYC, 2 threads, avx512"
+  uint64_t memory_bytes = 0;
+  double peak_bytes_per_second = 0;  // measured read bandwidth; 0 = not measured
+  std::vector<std::string> features;
+};
+
+struct MemoryNeed {
+  uint64_t weights = 0;       // beyond the mapped file: repacked copies
+  uint64_t mapped = 0;        // pages of the file that stay in use
+  uint64_t per_sequence = 0;  // one state of Plan::context tokens
+  uint64_t workspace = 0;
+  uint64_t total(uint32_t sequences) const { return weights + mapped + workspace + sequences * per_sequence; }
+};
+
+class Backend {
+ public:
+  virtual ~Backend() = default;
+  virtual const DeviceInfo& device() const = 0;
+  virtual Result<MemoryNeed> estimate(const WeightFile& file,
+                                      const Plan& plan) const = 0;  // before anything is allocated
+  // Maps or uploads, repacks, prepares; once. `file` must outlive the backend. Progress in [0, 1].
+  virtual Result<void> load(const WeightFile& file, const Plan& plan, FunctionRef<void(double)> progress) = 0;
+  virtual Result<std::unique_ptr<SequenceState>> new_state(uint32_t max_tokens) = 0;
+  // Checks the whole pass before it changes any state: ids in [0, vocab), room in each state, rows within the
+  // plan. Copies what it needs of the slices; allocates nothing on the device, does not wait. At most
+  // kMaxInFlight tickets may be uncollected.
+  static constexpr uint32_t kMaxInFlight = 2;
+  virtual Result<Ticket> submit(const Pass& pass) = 0;
+  virtual Result<Output> collect(Ticket ticket) = 0;  // in the order of submission
+};
+
+}  // namespace lily

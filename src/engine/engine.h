@@ -1,0 +1,118 @@
+// The engine: jobs in, events out. It owns the device thread, the scheduler and the running sequences.
+// Thread-safe: any thread may submit, cancel and read metrics.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "backend/backend.h"
+#include "base/result.h"
+#include "sampling/sampling.h"
+#include "text/tokenizer.h"
+
+namespace lily {
+
+// What a request asks for, already validated and resolved against the model's defaults. Ids are token ids.
+struct GenerationRequest {
+  std::vector<int32_t> prompt;   // at least one token
+  bool starts_in_think = false;  // from the rendered prompt
+  uint32_t max_tokens = 0;       // 0 = up to the context
+  Sampling sampling{};           // mode greedy or random; spans are ignored, see logit_bias
+  std::vector<LogitBias> logit_bias;
+  std::vector<int32_t> stop_ids;     // end the answer; their text is never sent
+  std::vector<std::string> stop;     // looked for in content only, never in reasoning
+  std::optional<uint32_t> logprobs;  // top alternatives per token (0 = the chosen one alone); absent = none
+};
+
+struct TokenInfo {
+  struct Choice {
+    int32_t token;
+    std::string bytes;
+    double logprob;  // natural log, untempered, before penalties and bias
+  };
+  Choice chosen;
+  std::vector<Choice> top;
+};
+
+enum class FinishReason : uint8_t {
+  stop,    // a stop id or a stop string
+  length,  // max_tokens or the context is full
+};
+
+struct Usage {
+  uint32_t prompt_tokens = 0;
+  uint32_t cached_tokens = 0;      // of the prompt, not computed again
+  uint32_t completion_tokens = 0;  // every sampled token, the stop id included
+  uint32_t reasoning_tokens = 0;   // of them, up to and including </think>
+  double queue_seconds = 0;
+  double prefill_seconds = 0;
+  double decode_seconds = 0;
+};
+
+// Events of a job, in this order: Started?, (PromptProgress | Delta)*, then exactly one of Finished | Failed.
+struct Started {};  // left the queue
+struct PromptProgress {
+  uint32_t done;  // prompt tokens computed
+  uint32_t total;
+};
+struct Delta {
+  std::string reasoning;  // never both non-empty
+  std::string content;
+  std::vector<TokenInfo> logprobs;  // of the tokens whose text this is, when asked for
+};
+struct Finished {
+  FinishReason reason;
+  std::string stop_string;  // which one, if any
+  Usage usage;
+};
+struct Failed {
+  Error error;
+};
+using Event = std::variant<Started, PromptProgress, Delta, Finished, Failed>;
+
+// Called on the engine's thread: must not block and must not call the engine.
+using EventSink = std::function<void(Event)>;
+
+// A submitted job. Destroying the handle cancels it; after cancel() no event is delivered once the call in
+// progress has returned, except that a job that had already ended keeps its last event.
+class Job {
+ public:
+  virtual ~Job() = default;
+  virtual void cancel() = 0;
+};
+
+struct EngineOptions {
+  uint32_t queue = 64;  // waiting jobs beyond the running ones; one more is refused with ErrorKind::limit
+};
+
+struct EngineMetrics {
+  uint32_t running = 0;
+  uint32_t waiting = 0;
+  uint64_t jobs_finished = 0, jobs_failed = 0, jobs_cancelled = 0;
+  uint64_t prompt_tokens = 0, completion_tokens = 0;
+};
+
+class Engine {
+ public:
+  // Takes a loaded backend. `tokenizer` must outlive the engine.
+  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<Backend> backend, const Plan& plan,
+                                                const Tokenizer& tokenizer, const EngineOptions& options);
+  virtual ~Engine() = default;  // cancels what runs and joins the device thread
+
+  // Refused at once, before any event: ErrorKind::limit when the queue is full or the prompt does not fit the
+  // context, ErrorKind::invalid_input for an empty prompt or ids outside the vocabulary.
+  virtual Result<std::unique_ptr<Job>> submit(GenerationRequest request, EventSink sink) = 0;
+  virtual EngineMetrics metrics() const = 0;
+  virtual const Plan& plan() const = 0;
+  virtual const DeviceInfo& device() const = 0;
+  // Lets running jobs finish, refuses new ones, and returns when none is left or `seconds` have passed; what
+  // is left then is cancelled and told so (Failed, ErrorKind::cancelled).
+  virtual void drain(double seconds) = 0;
+};
+
+}  // namespace lily

@@ -1,0 +1,66 @@
+// Safetensors files mapped into memory: one file, or shards with an index. Nothing is copied; everything in
+// the headers is checked before a tensor is handed out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "base/dtype.h"
+#include "base/result.h"
+
+namespace lily {
+
+// A read-only mapping of a whole file. Move-only.
+class MappedFile {
+ public:
+  MappedFile() = default;
+  static Result<MappedFile> open(const std::filesystem::path& path);
+  MappedFile(MappedFile&& other) noexcept;
+  MappedFile& operator=(MappedFile&& other) noexcept;
+  ~MappedFile();
+  std::span<const std::byte> bytes() const { return {data_, size_}; }
+
+ private:
+  const std::byte* data_ = nullptr;
+  size_t size_ = 0;
+};
+
+struct StoredTensor {
+  std::string name;
+  DType type = DType::other;
+  std::string type_name;  // as written in the file, for messages
+  std::vector<uint64_t> shape;
+  std::span<const std::byte> data;  // no guaranteed alignment
+  uint32_t file = 0;                // index into Container::files()
+};
+
+// Parses the header of one safetensors image: length, JSON, names, types, shapes, offsets, overlaps and gaps,
+// sizes beyond the file. All faults at once. `path` is only for messages.
+Result<std::vector<StoredTensor>> parse_safetensors(std::span<const std::byte> image, std::string_view path);
+
+class Container {
+ public:
+  // `folder` holds model.safetensors, or model.safetensors.index.json and its shards. Duplicate names over
+  // shards, a missing shard, and an index that disagrees with the shards are errors.
+  static Result<Container> open(const std::filesystem::path& folder);
+
+  const StoredTensor* find(std::string_view name) const;  // nullptr when absent
+  const std::vector<StoredTensor>& tensors() const { return tensors_; }
+  const std::vector<std::filesystem::path>& files() const { return paths_; }
+  uint64_t total_bytes() const;  // of all tensors
+
+ private:
+  std::vector<std::filesystem::path> paths_;
+  std::vector<MappedFile> maps_;
+  std::vector<StoredTensor> tensors_;
+  std::unordered_map<std::string, size_t> by_name_;
+};
+
+}  // namespace lily

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Installs what lily needs on Debian 12 or Ubuntu 24.04. Does nothing when all is there.
+set -euo pipefail
+
+. /etc/os-release
+case "${ID}:${VERSION_ID:-}" in
+  debian:12) boost=1.81 ;;
+  ubuntu:24.04) boost=1.83 ;;
+  *) boost=1.83; echo "setup: ${PRETTY_NAME} is not one of the systems this was made for (Debian 12, Ubuntu 24.04)" >&2 ;;
+esac
+packages=(g++ cmake ninja-build ccache pkg-config make curl python3 python3-venv
+  "libboost${boost}-dev" "libboost-json${boost}-dev" libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
+  libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
+
+missing=()
+for package in "${packages[@]}"; do
+  dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'install ok installed' || missing+=("$package")
+done
+[ ${#missing[@]} -eq 0 ] && exit 0
+
+echo "setup: installing ${missing[*]}" >&2
+as_root=()
+[ "$(id -u)" -eq 0 ] || as_root=(sudo)
+"${as_root[@]}" apt-get update -qq
+"${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"
