@@ -11,7 +11,7 @@ HEADER_LINES, SOURCE_LINES, KERNEL_LINES, FUNCTION_LINES, PARAMETERS = 300, 600,
 # Folder of src/ -> layer of cmake/layers.cmake.
 FOLDERS = {
     "base": "base", "model": "model", "sampling": "sampling", "weights": "weights", "text": "text",
-    "backend": "backend", "reference": "reference", "backends/cpu": "cpu", "backends/cuda": "cuda",
+    "backend": "backend", "reference": "reference", "backends/cpu": "cpu", "backends/host": "host", "backends/cuda": "cuda",
     "backends/metal": "metal", "backends/absent": "absent", "backends": "registry", "engine": "engine",
     "server": "server",
 }

@@ -1,0 +1,43 @@
+// From what the user wrote as MODEL to a folder, and from a folder to everything a command runs with.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <filesystem>
+#include <memory>
+#include <string>
+
+#include "backend/backend.h"
+#include "backend/registry.h"
+#include "base/result.h"
+#include "text/tokenizer.h"
+#include "weights/bind.h"
+#include "weights/config.h"
+
+namespace lily::app {
+
+// A folder; or the name of a repository in the Hugging Face cache ("owner/name": its snapshot in HF_HOME or
+// ~/.cache/huggingface/hub); or, when empty, the small model that comes with lily. The error for an absent
+// repository has the command that gets it.
+Result<std::filesystem::path> find_model(const std::string& model);
+
+// Options that every command which computes shares.
+struct DeviceOptions {
+  std::string device = "auto";
+  BackendOptions backend;
+  PlanOptions plan;
+};
+void add_device_options(CLI::App& app, DeviceOptions& options);
+
+// A model ready to compute. Members are destroyed in the right order (backend before file).
+struct LoadedModel {
+  std::filesystem::path folder;
+  std::unique_ptr<WeightFile> file;
+  std::unique_ptr<Tokenizer> tokenizer;  // null when `with_tokenizer` was false
+  GenerationConfig generation;
+  Plan plan;
+  std::unique_ptr<Backend> backend;
+};
+// Opens, checks and loads, with progress on stderr.
+Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer);
+
+}  // namespace lily::app
