@@ -1,0 +1,28 @@
+# The two commands of the README, and what they are made of. Everything lands in build/.
+BUILD ?= build
+JOBS ?= $(shell nproc)
+MODEL ?=
+SERVE_ARGS ?=
+
+.PHONY: serve test build setup clean format tidy fuzz asan tsan
+
+# Installs what is missing, builds, and serves a model on 127.0.0.1:8080. MODEL=folder-or-repository chooses another.
+serve: build
+	@tools/serve.sh $(BUILD) "$(MODEL)" $(SERVE_ARGS)
+
+test: build
+	tools/test_venv.sh $(BUILD)/venv
+	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+build: setup
+	@test -f $(BUILD)/build.ninja || cmake --preset release -B $(BUILD)
+	cmake --build $(BUILD) -j $(JOBS)
+
+setup:
+	@tools/setup.sh
+
+format:
+	clang-format -i $$(git ls-files '*.h' '*.cpp')
+
+clean:
+	rm -rf $(BUILD) build-*

@@ -1,0 +1,70 @@
+// The command line. Exit status: 0 done, 1 failed (one clear message on stderr), 2 usage.
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
+
+#include <CLI/CLI.hpp>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+
+#include "apps/lily/commands.h"
+
+namespace lily::app {
+namespace {
+
+constexpr int kFailed = 1;
+constexpr int kUsage = 2;
+
+void set_up_logging() {
+  auto logger = spdlog::stderr_color_mt("lily");
+  logger->set_pattern("%^%L%$ %H:%M:%S.%e %v");
+  spdlog::set_default_logger(std::move(logger));
+  spdlog::set_level(spdlog::level::info);
+}
+
+int report(const Error& error) {
+  fmt::print(stderr, "lily: {}\n", error.text());
+  return kFailed;
+}
+
+int run(const CommandLine& line) {
+  try {
+    if (const Result<void> result = line.chosen(); !result) {
+      return report(result.error());
+    }
+  } catch (const std::bad_alloc&) {
+    return report({ErrorKind::out_of_memory, "out of memory", {}});
+  } catch (const std::exception& exception) {
+    return report({ErrorKind::internal, fmt::format("internal error: {}", exception.what()), {}});
+  }
+  if (std::fflush(stdout) != 0) {
+    return report({ErrorKind::io, "cannot write to standard output", {}});
+  }
+  return 0;
+}
+
+int main_of(int argc, char** argv) {
+  std::signal(SIGPIPE,
+              SIG_IGN);  // a closed pipe or socket is an error of that write, not the end of the process
+  set_up_logging();
+  CLI::App app{"lily runs Qwen3.6-35B-A3B and nothing else: `lily serve` starts the API server."};
+  app.set_version_flag("--version", "lily " LILY_VERSION);
+  app.require_subcommand(1);
+  app.option_defaults()->always_capture_default();
+  CommandLine line{app, {}};
+  for (void (*add)(CommandLine&) :
+       {add_serve, add_chat, add_run, add_inspect, add_convert, add_synth, add_eval, add_devices}) {
+    add(line);
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsage;
+  }
+  return run(line);
+}
+
+}  // namespace
+}  // namespace lily::app
+
+int main(int argc, char** argv) { return lily::app::main_of(argc, argv); }

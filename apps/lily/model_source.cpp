@@ -1,0 +1,167 @@
+#include "apps/lily/model_source.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+
+#include "apps/lily/progress.h"
+#include "base/log.h"
+
+namespace lily::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string environment(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
+
+// Where huggingface_hub keeps its downloads, by its own rules.
+fs::path hugging_face_cache() {
+  if (const std::string cache = environment("HF_HUB_CACHE"); !cache.empty()) {
+    return cache;
+  }
+  if (const std::string home = environment("HF_HOME"); !home.empty()) {
+    return fs::path(home) / "hub";
+  }
+  const std::string xdg = environment("XDG_CACHE_HOME");
+  const fs::path base = xdg.empty() ? fs::path(environment("HOME")) / ".cache" : fs::path(xdg);
+  return base / "huggingface" / "hub";
+}
+
+// The snapshot that refs/main names; else the one changed last.
+Result<fs::path> snapshot_of(const fs::path& repository) {
+  std::string revision;
+  if (std::ifstream ref(repository / "refs" / "main"); ref >> revision) {
+    const fs::path folder = repository / "snapshots" / revision;
+    if (fs::is_directory(folder)) {
+      return folder;
+    }
+  }
+  fs::path newest;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(repository / "snapshots", ignored)) {
+    if (entry.is_directory() && (newest.empty() || entry.last_write_time() > fs::last_write_time(newest))) {
+      newest = entry.path();
+    }
+  }
+  if (newest.empty()) {
+    return fail(ErrorKind::not_found, "'{}' holds no snapshot", repository.string());
+  }
+  return newest;
+}
+
+// "owner/name" and nothing that could be a path of another form.
+bool is_repository_name(const std::string& model) {
+  const auto slash = model.find('/');
+  const bool one_slash = slash != std::string::npos && slash == model.rfind('/');
+  return one_slash && slash > 0 && slash + 1 < model.size() && model[0] != '.' && model[0] != '~';
+}
+
+Result<fs::path> built_in_model() {
+  std::error_code ignored;
+  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+  for (const fs::path& folder : {program.parent_path().parent_path() / "share" / "lily" / "lily-tiny",
+                                 fs::path(LILY_SOURCE_MODELS) / "lily-tiny"}) {
+    if (fs::exists(folder / "config.json")) {
+      return folder;
+    }
+  }
+  return fail(ErrorKind::not_found,
+              "no MODEL was named and the small model that comes with lily is not installed: name a "
+              "checkpoint folder "
+              "or a repository such as mlx-community/Qwen3.6-35B-A3B-4bit, or make one with "
+              "`lily synth DIR --shape tiny`");
+}
+
+uint64_t physical_memory() {
+  return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
+}
+
+double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+Result<void> check_memory(const MemoryNeed& need, const Plan& plan) {
+  log_info(
+      "memory: {:.2f} GB of the file, {:.2f} GB repacked, {:.2f} GB workspace, {} x {:.3f} GB for up to {} "
+      "tokens each",
+      gigabytes(need.mapped), gigabytes(need.weights), gigabytes(need.workspace), plan.sequences,
+      gigabytes(need.per_sequence), plan.context);
+  const uint64_t have = physical_memory();
+  if (need.total(plan.sequences) > have) {
+    return fail(ErrorKind::out_of_memory,
+                "the model needs {:.2f} GB ({:.2f} GB weights, {:.2f} GB workspace, {} sequences of {:.3f} "
+                "GB) and this "
+                "machine has {:.2f} GB: lower --ctx (now {}) or --parallel (now {})",
+                gigabytes(need.total(plan.sequences)), gigabytes(need.mapped + need.weights),
+                gigabytes(need.workspace), plan.sequences, gigabytes(need.per_sequence), gigabytes(have),
+                plan.context, plan.sequences);
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<fs::path> find_model(const std::string& model) {
+  if (model.empty()) {
+    return built_in_model();
+  }
+  if (fs::is_directory(model)) {
+    return fs::path(model);
+  }
+  if (fs::exists(model)) {
+    return fail(ErrorKind::invalid_input, "'{}' is a file: expected the checkpoint's folder", model);
+  }
+  if (!is_repository_name(model)) {
+    return fail(ErrorKind::not_found, "no folder '{}'", model);
+  }
+  std::string folder_name = "models--" + model;
+  folder_name.replace(folder_name.find('/'), 1, "--");
+  const fs::path repository = hugging_face_cache() / folder_name;
+  if (!fs::is_directory(repository)) {
+    return fail(ErrorKind::not_found,
+                "no folder '{}', and '{}' is not in the Hugging Face cache. Get it with: hf download {}",
+                model, repository.string(), model);
+  }
+  return snapshot_of(repository);
+}
+
+void add_device_options(CLI::App& app, DeviceOptions& options) {
+  app.add_option("--device", options.device, "auto, or one that `lily devices` lists");
+  app.add_option("--threads", options.backend.threads, "threads to compute with; 0 = all usable cores");
+  app.add_option("--isa", options.backend.isa,
+                 "instruction set of the CPU kernels; empty = the best this machine has");
+  app.add_option("--ctx", options.plan.context, "tokens that a conversation may hold")
+      ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));
+  app.add_option("--chunk", options.plan.chunk, "prompt tokens computed in one step")
+      ->check(CLI::Range(1U, Limits::kMaxChunk));
+}
+
+Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer) {
+  const auto start = std::chrono::steady_clock::now();
+  LILY_TRY(fs::path folder, find_model(model));
+  LILY_TRY(auto file, WeightFile::open(folder));
+  LILY_TRY(GenerationConfig generation, read_generation_config(folder, file->shape()));
+  std::unique_ptr<Tokenizer> tokenizer;
+  if (with_tokenizer) {
+    LILY_TRY(tokenizer, Tokenizer::load(folder));
+  }
+  LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));
+  LILY_TRY(auto backend, make_backend(options.device, options.backend));
+  LILY_TRY(MemoryNeed need, backend->estimate(*file, plan));
+  LILY_TRY_VOID(check_memory(need, plan));
+  ProgressBar progress(fmt::format("loading {}", folder.filename().string()));
+  LILY_TRY_VOID(backend->load(*file, plan, [&](double done) { progress.update(done); }));
+  progress.finish();
+  const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  log_info("{}: {} layers of '{}', {:.2f} GB, on {} in {:.2f} s", folder.string(), file->shape().layers,
+           file->shape().name, gigabytes(file->bound_bytes()), backend->device().description, seconds);
+  return LoadedModel{std::move(folder), std::move(file), std::move(tokenizer), std::move(generation), plan,
+                     std::move(backend)};
+}
+
+}  // namespace lily::app
