@@ -32,6 +32,10 @@ class MappedFile {
   size_t size_ = 0;
 };
 
+// Tells the system that these mapped pages are not needed soon: they leave the resident set of the process
+// and are read again, from the cache or the disk, if touched. For passes over files larger than memory.
+void release_pages(std::span<const std::byte> mapped);
+
 struct StoredTensor {
   std::string name;
   DType type = DType::other;
