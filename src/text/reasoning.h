@@ -9,22 +9,32 @@ namespace lily {
 
 class ReasoningSplitter {
  public:
+  // Both may be set by one push, when the marker lies inside its text; the reasoning comes first.
   struct Delta {
     std::string reasoning;
     std::string content;
   };
-  // `starts_in_think` comes from the rendered prompt.
-  explicit ReasoningSplitter(bool starts_in_think) : in_think_(starts_in_think) {}
+  // `starts_in_think` and `continues_text` come from the rendered prompt. A <think> that the model writes
+  // itself, with only blanks before it, opens the think block and is dropped.
+  explicit ReasoningSplitter(bool starts_in_think, bool continues_text = false);
   Delta push(std::string_view text);
   Delta flush();  // end of the answer: what was held back
-  bool in_think() const { return in_think_; }
+  bool in_think() const { return state_ == State::think_start || state_ == State::think; }
 
  private:
-  Delta step(std::string_view text, bool last);
-  bool in_think_;
-  bool at_content_start_ = true;
-  bool at_reasoning_start_ = true;
-  std::string held_;
+  enum class State {
+    think_start,    // only blanks so far
+    think,          // in the think block, some of it sent
+    answer_start,   // thinking was off: only blanks so far, the model may still open a block
+    content_start,  // after the marker: only blanks so far
+    content,
+  };
+  bool step(Delta& delta, bool last);
+  bool start(bool may_open, State after, bool last);
+  bool think(Delta& delta, bool last);
+
+  State state_;
+  std::string held_;  // not decided yet: blanks, or the beginning of a marker
 };
 
 }  // namespace lily

@@ -16,6 +16,9 @@ struct RenderedPrompt {
   std::vector<Range> literal;  // ascending, disjoint: added tokens are not recognised here
   // Where the generated text starts: inside the think block, or after it.
   bool starts_in_think = true;
+  // The generated text goes on with a message that already has text (continue_final_message): line breaks at
+  // its start belong to it.
+  bool continues_text = false;
 };
 
 }  // namespace lily

@@ -1,0 +1,21 @@
+// JSON as Python reads and writes it, where a prompt depends on it.
+#pragma once
+
+#include <boost/json/value.hpp>
+#include <string>
+#include <string_view>
+
+#include "base/result.h"
+
+namespace lily {
+
+// Strict JSON (nesting up to 64). Unlike boost::json::parse of the supported releases, every float is read to
+// the nearest double, so that its shortest form is what was written. Integers beyond 64 bits become doubles.
+// Of duplicate keys the last value counts, at the place of the first. Lone surrogates and invalid UTF-8 are
+// errors.
+Result<boost::json::value> parse_json(std::string_view text);
+
+// json.dumps(value, ensure_ascii=False): separators ", " and ": ", floats as repr() writes them.
+void append_python_json(std::string& out, const boost::json::value& value);
+
+}  // namespace lily

@@ -1,0 +1,187 @@
+#include "text/tokenizer.h"
+
+#include <algorithm>
+#include <atomic>
+#include <fstream>
+#include <limits>
+#include <unordered_map>
+
+#include "text/added_tokens.h"
+#include "text/bpe.h"
+#include "text/pretokenizer.h"
+#include "text/tokenizer_file.h"
+#include "text/unicode.h"
+
+namespace lily {
+
+namespace {
+
+using Ranges = std::span<const RenderedPrompt::Range>;
+
+Result<std::string> read_file(const std::filesystem::path& path) {
+  std::ifstream file(path, std::ios::binary);
+  if (!file) return fail_errno("cannot open", path.string());
+  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+  if (file.bad()) return fail_errno("cannot read", path.string());
+  return text;
+}
+
+// Valid UTF-8, and the literal ranges moved along.
+RenderedPrompt repaired(std::string_view text, Ranges literal) {
+  RenderedPrompt out;
+  size_t done = 0;
+  const auto copy_to = [&](size_t end) {
+    out.text += replace_invalid(text.substr(done, end - done));
+    done = end;
+  };
+  for (const auto& range : literal) {
+    copy_to(range.begin);
+    const size_t begin = out.text.size();
+    copy_to(range.end);
+    out.literal.push_back({begin, out.text.size()});
+  }
+  copy_to(text.size());
+  return out;
+}
+
+// Ranges as they should be: inside the text, ascending, not empty, joined where they touch.
+std::vector<RenderedPrompt::Range> tidy(const std::vector<RenderedPrompt::Range>& ranges, size_t size) {
+  std::vector<RenderedPrompt::Range> out;
+  for (auto range : ranges) {
+    range.end = std::min(range.end, size);
+    if (!out.empty()) range.begin = std::max(range.begin, out.back().end);
+    if (range.begin < range.end) out.push_back(range);
+  }
+  return out;
+}
+
+}  // namespace
+
+struct Tokenizer::Impl {
+  Impl(TokenizerFile file)
+      : tokens(std::move(file.tokens)),
+        added(std::move(file.added)),
+        bpe(file.byte_ids, file.merges),
+        merges_to_itself(std::make_unique<std::atomic<Whole>[]>(tokens.size())) {
+    for (size_t i = 0; i < added.size(); ++i) {
+      matcher.insert(added[i].text, static_cast<uint32_t>(i));
+      added_by_text.emplace(added[i].text, added[i].id);
+      added_by_id.emplace(added[i].id, i);
+    }
+    whole.reserve(file.merges.size() + 256);
+    for (const uint32_t id : file.byte_ids) whole.emplace(tokens[id], id);
+    for (const Bpe::Merge& merge : file.merges) whole.emplace(tokens[merge.result], merge.result);
+  }
+
+  void encode_piece(std::string_view piece, Bpe::Scratch& scratch, std::vector<int32_t>& out) const {
+    const auto found = whole.find(piece);
+    if (found == whole.end()) return bpe.encode(piece, scratch, out);
+    // A token's own bytes need not merge into it: the first caller finds out. Any thread finds the same, so
+    // relaxed order will do.
+    std::atomic<Whole>& state = merges_to_itself[found->second];
+    if (state.load(std::memory_order_relaxed) == Whole::yes) {
+      out.push_back(static_cast<int32_t>(found->second));
+      return;
+    }
+    const size_t before = out.size();
+    bpe.encode(piece, scratch, out);
+    if (out.size() == before + 1 && out.back() == static_cast<int32_t>(found->second))
+      state.store(Whole::yes, std::memory_order_relaxed);
+  }
+
+  void encode_segment(std::string_view segment, Bpe::Scratch& scratch, std::vector<int32_t>& out) const {
+    std::string storage;
+    const std::string_view text = nfc(segment, storage);
+    for (size_t at = 0; at < text.size();) {
+      const size_t end = piece_end(text, at);
+      encode_piece(text.substr(at, end - at), scratch, out);
+      at = end;
+    }
+  }
+
+  std::vector<int32_t> encode(std::string_view text, Ranges literal) const {
+    if (first_invalid(text) != text.size()) {
+      const RenderedPrompt valid = repaired(text, literal);
+      return encode(valid.text, valid.literal);
+    }
+    std::vector<int32_t> out;
+    out.reserve(text.size() / 4 + 8);
+    Bpe::Scratch scratch;
+    for (size_t at = 0; at < text.size();) {
+      const auto match = matcher.find(text, at, literal);
+      const size_t end = match ? match->begin : text.size();
+      encode_segment(text.substr(at, end - at), scratch, out);
+      at = end;
+      if (match) {
+        out.push_back(added[match->index].id);
+        at = match->end;
+      }
+    }
+    return out;
+  }
+
+  enum class Whole : uint8_t { unknown, yes };
+
+  std::vector<std::string> tokens;
+  std::vector<AddedToken> added;
+  std::unordered_map<int32_t, size_t> added_by_id;
+  std::unordered_map<std::string_view, int32_t> added_by_text;
+  AddedTokenMatcher matcher;
+  Bpe bpe;
+  std::unordered_map<std::string_view, uint32_t> whole;    // bytes of what merging can give -> id
+  std::unique_ptr<std::atomic<Whole>[]> merges_to_itself;  // by id
+};
+
+Tokenizer::Tokenizer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+Tokenizer::~Tokenizer() = default;
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::filesystem::path& folder) {
+  LILY_TRY(const std::string tokenizer, read_file(folder / "tokenizer.json"));
+  std::string config;
+  std::error_code ignored;
+  if (std::filesystem::exists(folder / "tokenizer_config.json", ignored)) {
+    LILY_TRY(config, read_file(folder / "tokenizer_config.json"));
+  }
+  return from_json(tokenizer, config);
+}
+
+Result<std::unique_ptr<Tokenizer>> Tokenizer::from_json(std::string_view tokenizer_json,
+                                                        std::string_view tokenizer_config_json) {
+  LILY_TRY(TokenizerFile file, parse_tokenizer_file(tokenizer_json, tokenizer_config_json));
+  return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<Impl>(std::move(file))));
+}
+
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const { return impl_->encode(text, {}); }
+
+std::vector<int32_t> Tokenizer::encode(const RenderedPrompt& prompt) const {
+  return impl_->encode(prompt.text, tidy(prompt.literal, prompt.text.size()));
+}
+
+std::string_view Tokenizer::bytes_of(int32_t id) const {
+  if (id < 0 || static_cast<size_t>(id) >= impl_->tokens.size()) return {};
+  return impl_->tokens[static_cast<size_t>(id)];
+}
+
+const AddedToken* Tokenizer::added(int32_t id) const {
+  const auto found = impl_->added_by_id.find(id);
+  return found == impl_->added_by_id.end() ? nullptr : &impl_->added[found->second];
+}
+
+std::optional<int32_t> Tokenizer::id_of(std::string_view added) const {
+  const auto found = impl_->added_by_text.find(added);
+  if (found == impl_->added_by_text.end()) return std::nullopt;
+  return found->second;
+}
+
+std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) const {
+  std::string bytes;
+  for (const int32_t id : ids) {
+    const AddedToken* token = skip_special ? added(id) : nullptr;
+    if (token == nullptr || !token->special) bytes += bytes_of(id);
+  }
+  return replace_invalid(bytes);
+}
+
+uint32_t Tokenizer::size() const { return static_cast<uint32_t>(impl_->tokens.size()); }
+
+}  // namespace lily
