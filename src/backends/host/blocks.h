@@ -19,8 +19,9 @@ struct Segment {
   uint32_t first_row;
   uint32_t rows;
   uint32_t position;
-  bool provisional;  // Keep::until_accept: call state->keep_row(layer, r) after each row r of a delta_net
-                     // block
+  // Keep::until_accept: after each row r of a delta_net block both states must be kept, by
+  // state->keep_row(layer, r) or by writing to state->kept_conv(layer, r) and kept_delta(layer, r).
+  bool provisional;
 };
 
 class Blocks {
@@ -40,7 +41,8 @@ class Blocks {
   virtual void embed(std::span<const int32_t> ids, float* stream) = 0;
   virtual void delta_net(uint32_t layer, std::span<const Segment> segments, float* stream) = 0;
   virtual void attention(uint32_t layer, std::span<const Segment> segments, float* stream) = 0;
-  virtual void moe(uint32_t layer, uint32_t rows, float* stream) = 0;
+  // Returns how many distinct experts the rows were routed to: what had to be read.
+  virtual uint32_t moe(uint32_t layer, uint32_t rows, float* stream) = 0;
   // logits: [rows.size()][vocab], of the given rows of the stream.
   virtual void head(std::span<const uint32_t> rows, const float* stream, float* logits) = 0;
 };

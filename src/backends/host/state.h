@@ -3,8 +3,11 @@
 // plain arrays.
 #pragma once
 
+#include <atomic>
+#include <condition_variable>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -36,15 +39,68 @@ struct StateLayout {
   size_t delta_floats() const {
     return size_t{shape.v_heads} * Shape::kKeyDim * Shape::kValueDim;
   }  // of one layer
+  size_t recurrent_floats() const { return shape.delta_net_layers() * (conv_floats() + delta_floats()); }
+  bool operator==(const StateLayout& other) const {
+    return shape.id == other.shape.id && shape.layers == other.shape.layers && kv_type == other.kv_type;
+  }
 };
 
+// Counts the submitted passes that use a state and have not ended. Shared by the state and those passes.
+class PassGate {
+ public:
+  void enter();
+  void leave();
+  void wait();  // until no pass is inside
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable idle_;
+  uint32_t inside_ = 0;
+};
+
+// Both arrays of all delta-net layers: [layer][conv | delta].
+using RecurrentArrays = AlignedArray<float>;
+
+// The token counts of the answer and the token sampled last: what sampling needs besides logits.
+struct AnswerState {
+  TokenCounts counts;
+  int32_t sampled = -1;  // the token that an empty slice feeds; -1 = none
+};
+
+class HostCheckpoint final : public Checkpoint {
+ public:
+  HostCheckpoint(StateLayout layout, uint32_t length) : layout_(layout), length_(length) {}
+  uint32_t length() const override { return length_; }
+  // Key-value blocks count in full although others may share them.
+  uint64_t bytes() const override;
+  // Little-endian: the magic "LILYCKPT", u32 version 1, shape id, layers, DType of the keys and values,
+  // length and sampled token; then the recurrent arrays, then per block of tokens its bytes. The counts of an
+  // answer are not part of it: a checkpoint read back starts a new one.
+  Result<void> write(ByteSink& sink) const override;
+
+ private:
+  friend class HostState;
+  StateLayout layout_;
+  uint32_t length_;
+  RecurrentArrays recurrent_;
+  std::vector<std::shared_ptr<KvBlock>> blocks_;
+  AnswerState answer_;
+};
+
+// Two threads touch a state: the caller's (SequenceState, submitted()) and the one that runs passes
+// (begin_rows(), the accessors, answer()). The gate keeps the former out of what the latter uses.
 class HostState final : public SequenceState {
  public:
   static Result<std::unique_ptr<HostState>> create(const StateLayout& layout, uint32_t max_tokens);
+  ~HostState() override;  // waits for submitted passes
 
   uint32_t length() const override { return length_; }
+  // Fails while provisional rows wait for accept(), and after a failed pass.
   Result<std::unique_ptr<Checkpoint>> save() override;
+  // Makes any state of the same backend what it was at the checkpoint, a failed one too.
   Result<void> resume(const Checkpoint& checkpoint) override;
+  // 1 <= rows <= rows of the pass. Drafted tokens that stay (all but the first, which was sampled before)
+  // count as the answer's. With fewer than all rows, the token that the pass sampled is forgotten.
   Result<void> accept(uint32_t rows) override;
   Result<void> begin_answer(std::span<const int32_t> prompt) override;
 
@@ -52,14 +108,53 @@ class HostState final : public SequenceState {
   // conv: [kConvKernel - 1][conv_channels], oldest first. delta: [v_heads][kKeyDim][kValueDim].
   float* conv(uint32_t layer);
   float* delta(uint32_t layer);
-  void keep_row(uint32_t layer, uint32_t row);  // copies both for a later accept(row + 1)
-  // The first element of token block `block` of one head: kBlockTokens rows of kHeadDim.
+  // Copies both for a later accept(row + 1). Does nothing for the last row of the pass.
+  void keep_row(uint32_t layer, uint32_t row);
+  // Where keep_row copies to, for blocks that write there themselves; null for the last row of the pass.
+  float* kept_conv(uint32_t layer, uint32_t row);
+  float* kept_delta(uint32_t layer, uint32_t row);
+  // The first element of token block `block` of one head: kBlockTokens rows of kHeadDim. A block that holds a
+  // row of the pass is this state's own; an earlier one may be shared and must only be read.
   std::byte* keys(uint32_t layer, uint32_t kv_head, uint32_t block);
   std::byte* values(uint32_t layer, uint32_t kv_head, uint32_t block);
 
+  // For whoever runs passes. Call before the blocks of a pass: allocates or unshares what rows
+  // [position, position + rows) are written to, and for a provisional pass the arrays of keep_row.
+  Result<void> begin_rows(uint32_t position, uint32_t rows, bool provisional);
+  AnswerState& answer() { return answer_; }
+  bool failed() const { return failed_; }
+  void set_failed() { failed_ = true; }
+
+  // For whoever submits passes, in the caller's thread.
+  const std::shared_ptr<PassGate>& gate() const { return gate_; }
+  const StateLayout& layout() const { return layout_; }
+  uint32_t max_tokens() const { return max_tokens_; }
+  bool provisional() const { return draft_rows_ != 0; }
+  bool samples() const { return samples_; }  // the last submitted pass samples a token for this state
+  // Notes a submitted slice: `tokens` are its ids (rows of them), or empty for the sampled token.
+  void submitted(std::span<const int32_t> tokens, Keep keep, bool samples);
+
  private:
-  // Members and what HostBackend needs besides are up to the implementation (host_backend.cpp, state.cpp).
+  HostState(const StateLayout& layout, uint32_t max_tokens);
+  size_t recurrent_offset(uint32_t layer) const;
+  std::byte* kv(uint32_t layer, uint32_t which, uint32_t kv_head, uint32_t block);
+  Result<void> make_own(std::shared_ptr<KvBlock>& block);
+
+  StateLayout layout_;
+  uint32_t max_tokens_;
+  std::shared_ptr<PassGate> gate_ = std::make_shared<PassGate>();
+  // The caller's side.
   uint32_t length_ = 0;
+  uint32_t draft_rows_ = 0;  // of an unsettled Keep::until_accept pass; they are part of length_
+  std::vector<int32_t> draft_tokens_;
+  bool samples_ = false;
+  // The running side.
+  RecurrentArrays recurrent_;
+  std::vector<std::shared_ptr<KvBlock>> blocks_;
+  std::vector<RecurrentArrays> kept_;  // [row]
+  uint32_t kept_rows_ = 0;             // rows of the provisional pass but the last
+  AnswerState answer_;
+  std::atomic<bool> failed_ = false;
 };
 
 }  // namespace lily::host

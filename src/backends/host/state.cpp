@@ -1,0 +1,237 @@
+#include "backends/host/state.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+
+#include "base/check.h"
+
+namespace lily::host {
+namespace {
+
+constexpr std::string_view kMagic = "LILYCKPT";
+constexpr uint32_t kVersion = 1;
+
+Result<void> write_u32(ByteSink& sink, uint32_t value) {
+  const std::array<std::byte, 4> bytes{std::byte(value & 0xffU), std::byte((value >> 8) & 0xffU),
+                                       std::byte((value >> 16) & 0xffU), std::byte(value >> 24)};
+  return sink.write(bytes);
+}
+
+uint32_t blocks_for(uint32_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
+
+Result<RecurrentArrays> copy_of(const RecurrentArrays& from) {
+  LILY_TRY(RecurrentArrays to, RecurrentArrays::allocate(from.size()));
+  std::memcpy(to.data(), from.data(), from.size() * sizeof(float));
+  return to;
+}
+
+}  // namespace
+
+void PassGate::enter() {
+  const std::lock_guard lock(mutex_);
+  ++inside_;
+}
+
+void PassGate::leave() {
+  const std::lock_guard lock(mutex_);
+  if (--inside_ == 0) {
+    idle_.notify_all();
+  }
+}
+
+void PassGate::wait() {
+  std::unique_lock lock(mutex_);
+  idle_.wait(lock, [&] { return inside_ == 0; });
+}
+
+uint64_t HostCheckpoint::bytes() const {
+  return recurrent_.size() * sizeof(float) + blocks_.size() * uint64_t{layout_.kv_block_bytes()};
+}
+
+Result<void> HostCheckpoint::write(ByteSink& sink) const {
+  LILY_TRY_VOID(sink.write(std::as_bytes(std::span(kMagic))));
+  for (const uint32_t value :
+       {kVersion, static_cast<uint32_t>(layout_.shape.id), layout_.shape.layers,
+        static_cast<uint32_t>(layout_.kv_type), length_, static_cast<uint32_t>(answer_.sampled)}) {
+    LILY_TRY_VOID(write_u32(sink, value));
+  }
+  LILY_TRY_VOID(sink.write(std::as_bytes(recurrent_.span())));
+  for (const auto& block : blocks_) {
+    LILY_TRY_VOID(sink.write({block->data.data(), block->data.size()}));
+  }
+  return {};
+}
+
+HostState::HostState(const StateLayout& layout, uint32_t max_tokens)
+    : layout_(layout), max_tokens_(max_tokens) {
+  blocks_.reserve(blocks_for(max_tokens));
+  draft_tokens_.reserve(Limits::kMaxDraft);
+}
+
+HostState::~HostState() { gate_->wait(); }
+
+Result<std::unique_ptr<HostState>> HostState::create(const StateLayout& layout, uint32_t max_tokens) {
+  std::unique_ptr<HostState> state(new HostState(layout, max_tokens));
+  LILY_TRY(state->recurrent_, RecurrentArrays::allocate(layout.recurrent_floats()));
+  return state;
+}
+
+Result<std::unique_ptr<Checkpoint>> HostState::save() {
+  gate_->wait();
+  if (failed()) {
+    return fail(ErrorKind::invalid_input, "cannot save a state that a failed pass left unusable");
+  }
+  if (provisional()) {
+    return fail(ErrorKind::invalid_input, "cannot save a state with {} provisional rows: accept() them first",
+                draft_rows_);
+  }
+  auto checkpoint = std::make_unique<HostCheckpoint>(layout_, length_);
+  LILY_TRY(checkpoint->recurrent_, copy_of(recurrent_));
+  checkpoint->blocks_.assign(blocks_.begin(), blocks_.begin() + blocks_for(length_));
+  checkpoint->answer_ = answer_;
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+}
+
+Result<void> HostState::resume(const Checkpoint& checkpoint) {
+  gate_->wait();
+  const auto* from = dynamic_cast<const HostCheckpoint*>(&checkpoint);
+  if (from == nullptr || !(from->layout_ == layout_)) {
+    return fail(ErrorKind::invalid_input, "the checkpoint is of another backend or model");
+  }
+  if (from->length_ > max_tokens_) {
+    return fail(ErrorKind::limit, "the checkpoint holds {} tokens, the state has room for {}", from->length_,
+                max_tokens_);
+  }
+  std::memcpy(recurrent_.data(), from->recurrent_.data(), recurrent_.size() * sizeof(float));
+  blocks_.assign(from->blocks_.begin(), from->blocks_.end());
+  answer_ = from->answer_;
+  length_ = from->length_;
+  samples_ = answer_.sampled >= 0;
+  draft_rows_ = 0;
+  kept_rows_ = 0;
+  failed_ = false;
+  return {};
+}
+
+Result<void> HostState::accept(uint32_t rows) {
+  gate_->wait();
+  if (failed()) {
+    return fail(ErrorKind::invalid_input, "cannot accept rows of a state that a failed pass left unusable");
+  }
+  if (!provisional()) {
+    return fail(ErrorKind::invalid_input, "accept: the state has no provisional rows");
+  }
+  if (rows < 1 || rows > draft_rows_) {
+    return fail(ErrorKind::invalid_input, "accept: expected 1 to {} rows, found {}", draft_rows_, rows);
+  }
+  if (rows < draft_rows_) {
+    std::memcpy(recurrent_.data(), kept_[rows - 1].data(), recurrent_.size() * sizeof(float));
+    for (uint32_t row = rows; row < draft_rows_; ++row) {
+      answer_.counts.remove(draft_tokens_[row]);
+    }
+    if (answer_.sampled >= 0) {
+      answer_.counts.remove(answer_.sampled);
+      answer_.sampled = -1;
+    }
+    samples_ = false;
+    length_ -= draft_rows_ - rows;
+    blocks_.resize(blocks_for(length_));
+  }
+  draft_rows_ = 0;
+  kept_rows_ = 0;
+  return {};
+}
+
+Result<void> HostState::begin_answer(std::span<const int32_t> prompt) {
+  gate_->wait();
+  answer_.counts.begin(prompt, layout_.shape.vocab);
+  return {};
+}
+
+void HostState::submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
+  const auto rows = static_cast<uint32_t>(std::max<size_t>(tokens.size(), 1));
+  length_ += rows;
+  samples_ = samples;
+  if (keep == Keep::until_accept) {
+    draft_rows_ = rows;
+    draft_tokens_.assign(tokens.begin(), tokens.end());
+  }
+}
+
+size_t HostState::recurrent_offset(uint32_t layer) const {
+  LILY_CHECK(layer < layout_.shape.layers && !layout_.shape.is_attention(layer));
+  const uint32_t index = layer - layer / Shape::kAttentionInterval;  // among the delta-net layers
+  return index * (layout_.conv_floats() + layout_.delta_floats());
+}
+
+float* HostState::conv(uint32_t layer) { return recurrent_.data() + recurrent_offset(layer); }
+
+float* HostState::delta(uint32_t layer) { return conv(layer) + layout_.conv_floats(); }
+
+float* HostState::kept_conv(uint32_t layer, uint32_t row) {
+  return row < kept_rows_ ? kept_[row].data() + recurrent_offset(layer) : nullptr;
+}
+
+float* HostState::kept_delta(uint32_t layer, uint32_t row) {
+  float* conv = kept_conv(layer, row);
+  return conv == nullptr ? nullptr : conv + layout_.conv_floats();
+}
+
+void HostState::keep_row(uint32_t layer, uint32_t row) {
+  if (float* to = kept_conv(layer, row)) {
+    std::memcpy(to, conv(layer), (layout_.conv_floats() + layout_.delta_floats()) * sizeof(float));
+  }
+}
+
+std::byte* HostState::kv(uint32_t layer, uint32_t which, uint32_t kv_head, uint32_t block) {
+  const Shape& shape = layout_.shape;
+  LILY_CHECK(layer < shape.layers && shape.is_attention(layer) && block < blocks_.size());
+  const size_t index = (size_t{layer / Shape::kAttentionInterval} * 2 + which) * shape.kv_heads + kv_head;
+  return blocks_[block]->data.data() + index * layout_.kv_head_bytes();
+}
+
+std::byte* HostState::keys(uint32_t layer, uint32_t kv_head, uint32_t block) {
+  return kv(layer, 0, kv_head, block);
+}
+
+std::byte* HostState::values(uint32_t layer, uint32_t kv_head, uint32_t block) {
+  return kv(layer, 1, kv_head, block);
+}
+
+// Leaves `block` allocated and referred to by this state alone, with its contents.
+Result<void> HostState::make_own(std::shared_ptr<KvBlock>& block) {
+  if (block != nullptr && block.use_count() == 1) {
+    // Whoever dropped the other reference has finished reading before this state writes.
+    std::atomic_thread_fence(std::memory_order_acquire);
+    return {};
+  }
+  auto own = std::make_shared<KvBlock>();
+  LILY_TRY(own->data, AlignedBytes::allocate(layout_.kv_block_bytes()));
+  if (block != nullptr) {
+    std::memcpy(own->data.data(), block->data.data(), own->data.size());
+  }
+  block = std::move(own);
+  return {};
+}
+
+Result<void> HostState::begin_rows(uint32_t position, uint32_t rows, bool provisional) {
+  LILY_CHECK(rows > 0 && position + rows <= max_tokens_);
+  const uint32_t first = position / kBlockTokens;
+  const uint32_t end = blocks_for(position + rows);
+  if (blocks_.size() < end) {
+    blocks_.resize(end);
+  }
+  for (uint32_t block = first; block < end; ++block) {
+    LILY_TRY_VOID(make_own(blocks_[block]));
+  }
+  kept_rows_ = provisional ? rows - 1 : 0;
+  while (kept_.size() < kept_rows_) {
+    LILY_TRY(RecurrentArrays arrays, RecurrentArrays::allocate(layout_.recurrent_floats()));
+    kept_.push_back(std::move(arrays));
+  }
+  return {};
+}
+
+}  // namespace lily::host
