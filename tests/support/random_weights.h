@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cmath>
+#include <cstring>
 #include <map>
 #include <string>
 #include <string_view>
@@ -120,7 +121,7 @@ class RandomWeights {
     matrix.cols = site.cols;
     matrix.experts = site.experts;
     matrix.bits = site.router_like ? options_.router_bits : options_.bits;
-    matrix.group = options_.group;
+    matrix.group = site.cols % options_.group == 0 ? options_.group : 64;
     const uint64_t seed = seed_of(options_.seed, key);
     std::byte* codes = allocate(site.experts * matrix.code_bytes());
     for (size_t word = 0; word < site.experts * matrix.code_bytes() / 8; ++word) {

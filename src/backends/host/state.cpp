@@ -111,7 +111,9 @@ Result<void> HostState::resume(const Checkpoint& checkpoint) {
   samples_ = answer_.sampled >= 0;
   draft_rows_ = 0;
   kept_rows_ = 0;
-  failed_ = false;
+  gate_->failed = false;
+  gate_->failure_known = false;
+  ++gate_->resumed;
   return {};
 }
 

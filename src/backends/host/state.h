@@ -45,12 +45,19 @@ struct StateLayout {
   }
 };
 
-// Counts the submitted passes that use a state and have not ended. Shared by the state and those passes.
+// What a state shares with the submitted passes that use it, and that may outlive it.
 class PassGate {
  public:
   void enter();
   void leave();
   void wait();  // until no pass is inside
+
+  // A pass failed and left the state unusable. Set by whoever runs passes.
+  std::atomic<bool> failed = false;
+  // The same, once the caller has collected a pass that says so; and how often the state was resumed since,
+  // so that a pass collected later says nothing about the state of now.
+  bool failure_known = false;
+  uint32_t resumed = 0;
 
  private:
   std::mutex mutex_;
@@ -122,11 +129,10 @@ class HostState final : public SequenceState {
   // [position, position + rows) are written to, and for a provisional pass the arrays of keep_row.
   Result<void> begin_rows(uint32_t position, uint32_t rows, bool provisional);
   AnswerState& answer() { return answer_; }
-  bool failed() const { return failed_; }
-  void set_failed() { failed_ = true; }
 
   // For whoever submits passes, in the caller's thread.
   const std::shared_ptr<PassGate>& gate() const { return gate_; }
+  bool failed() const { return gate_->failed; }
   const StateLayout& layout() const { return layout_; }
   uint32_t max_tokens() const { return max_tokens_; }
   bool provisional() const { return draft_rows_ != 0; }
@@ -154,7 +160,6 @@ class HostState final : public SequenceState {
   std::vector<RecurrentArrays> kept_;  // [row]
   uint32_t kept_rows_ = 0;             // rows of the provisional pass but the last
   AnswerState answer_;
-  std::atomic<bool> failed_ = false;
 };
 
 }  // namespace lily::host

@@ -1,0 +1,175 @@
+#include "backends/host/host_backend.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "backends/host/pass.h"
+#include "weights/bind.h"
+
+namespace lily::host {
+
+uint64_t memory_bytes() {
+  const long pages = ::sysconf(_SC_PHYS_PAGES);
+  const long page = ::sysconf(_SC_PAGE_SIZE);
+  return pages > 0 && page > 0 ? static_cast<uint64_t>(pages) * static_cast<uint64_t>(page) : 0;
+}
+
+struct HostBackend::Impl {
+  DeviceInfo device;
+  std::unique_ptr<Blocks> blocks;
+  Plan plan{};
+  StateLayout layout{};
+  std::optional<PassRunner> runner;
+
+  // Tickets count up; ticket t uses records[t % kMaxInFlight] from submit to collect.
+  std::array<PassRecord, kMaxInFlight> records;
+  Ticket next_submit = 0;
+  Ticket next_collect = 0;
+
+  std::mutex mutex;  // guards the two below and PassRecord::done
+  std::condition_variable changed;
+  Ticket submitted = 0;  // passes that the driver may run
+  bool stop = false;
+  std::thread driver;
+
+  PassRecord& record(Ticket ticket) { return records[ticket % kMaxInFlight]; }
+
+  void drive() {
+    for (Ticket ticket = 0;; ++ticket) {
+      {
+        std::unique_lock lock(mutex);
+        changed.wait(lock, [&] { return stop || ticket < submitted; });
+        if (ticket == submitted) {
+          return;
+        }
+      }
+      PassRecord& pass = record(ticket);
+      runner->run(pass);
+      for (const SliceRecord& slice : pass.slices) {
+        slice.gate->leave();
+      }
+      const std::lock_guard lock(mutex);
+      pass.done = true;
+      changed.notify_all();
+    }
+  }
+};
+
+HostBackend::HostBackend(DeviceInfo device, std::unique_ptr<Blocks> blocks)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->device = std::move(device);
+  impl_->blocks = std::move(blocks);
+}
+
+HostBackend::~HostBackend() {
+  if (impl_->driver.joinable()) {
+    {
+      const std::lock_guard lock(impl_->mutex);
+      impl_->stop = true;
+    }
+    impl_->changed.notify_all();
+    impl_->driver.join();
+  }
+}
+
+const DeviceInfo& HostBackend::device() const { return impl_->device; }
+
+Result<MemoryNeed> HostBackend::estimate(const WeightFile& file, const Plan& plan) const {
+  return estimate(file.weights(), plan);
+}
+
+MemoryNeed HostBackend::estimate(const ModelWeights& weights, const Plan& plan) const {
+  MemoryNeed need = impl_->blocks->estimate(weights, plan);
+  const StateLayout layout{plan.shape, impl_->blocks->kv_type()};
+  const uint64_t blocks = (uint64_t{plan.context} + kBlockTokens - 1) / kBlockTokens;
+  need.per_sequence = layout.recurrent_floats() * sizeof(float) + blocks * layout.kv_block_bytes();
+  need.workspace += PassRunner::workspace_bytes(plan);
+  return need;
+}
+
+Result<void> HostBackend::load(const WeightFile& file, const Plan& plan, FunctionRef<void(double)> progress) {
+  return load(file.weights(), plan, progress);
+}
+
+Result<void> HostBackend::load(const ModelWeights& weights, const Plan& plan,
+                               FunctionRef<void(double)> progress) {
+  if (impl_->runner) {
+    return fail(ErrorKind::invalid_input, "this backend has loaded a model already");
+  }
+  if (weights.layers.size() != plan.shape.layers) {
+    return fail(ErrorKind::invalid_input, "the plan is for {} layers, the weights have {}", plan.shape.layers,
+                weights.layers.size());
+  }
+  LILY_TRY_VOID(impl_->blocks->load(weights, plan, progress));
+  impl_->plan = plan;
+  impl_->layout = {plan.shape, impl_->blocks->kv_type()};
+  impl_->runner.emplace(*impl_->blocks, weights, plan);
+  if (auto allocated = impl_->runner->allocate(); !allocated) {
+    impl_->runner.reset();
+    return allocated;
+  }
+  for (PassRecord& record : impl_->records) {
+    record.ids.reserve(plan.max_rows);
+    record.slices.reserve(plan.sequences);
+  }
+  impl_->driver = std::thread([impl = impl_.get()] { impl->drive(); });
+  return {};
+}
+
+Result<std::unique_ptr<SequenceState>> HostBackend::new_state(uint32_t max_tokens) {
+  if (!impl_->runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (max_tokens < 1 || max_tokens > impl_->plan.context) {
+    return fail(ErrorKind::limit, "a state has room for 1 to {} tokens, asked for {}", impl_->plan.context,
+                max_tokens);
+  }
+  LILY_TRY(std::unique_ptr<HostState> state, HostState::create(impl_->layout, max_tokens));
+  return std::unique_ptr<SequenceState>(std::move(state));
+}
+
+Result<Ticket> HostBackend::submit(const Pass& pass) {
+  if (!impl_->runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (impl_->next_submit - impl_->next_collect >= kMaxInFlight) {
+    return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
+  }
+  LILY_TRY_VOID(check_pass(pass, impl_->plan, impl_->layout));
+  const Ticket ticket = impl_->next_submit++;
+  record_pass(pass, impl_->record(ticket));
+  {
+    const std::lock_guard lock(impl_->mutex);
+    impl_->submitted = impl_->next_submit;
+  }
+  impl_->changed.notify_all();
+  return ticket;
+}
+
+Result<Output> HostBackend::collect(Ticket ticket) {
+  if (ticket != impl_->next_collect || ticket == impl_->next_submit) {
+    return fail(ErrorKind::invalid_input, "ticket {} is not the oldest that waits to be collected", ticket);
+  }
+  PassRecord& record = impl_->record(ticket);
+  {
+    std::unique_lock lock(impl_->mutex);
+    impl_->changed.wait(lock, [&] { return record.done; });
+  }
+  ++impl_->next_collect;
+  for (size_t i = 0; i < record.slices.size(); ++i) {
+    PassGate& gate = *record.slices[i].gate;
+    const bool failed = !record.result || !record.result->slices[i].finite;
+    if (failed && gate.resumed == record.slices[i].resumed) {
+      gate.failure_known = true;
+    }
+  }
+  return std::move(record.result);
+}
+
+}  // namespace lily::host

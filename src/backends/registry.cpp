@@ -1,0 +1,61 @@
+#include "backend/registry.h"
+
+#include <array>
+
+#include "backends/absent/absent.h"
+#include "reference/backend.h"
+
+namespace lily {
+namespace {
+
+struct Entry {
+  std::string_view name;
+  Result<std::unique_ptr<Backend>> (*make)(const BackendOptions&);
+};
+
+// In the order in which "auto" prefers them.
+constexpr std::array kEntries{
+    Entry{"cuda", absent::make_cuda_backend},
+    Entry{"metal", absent::make_metal_backend},
+    Entry{"reference", make_reference_backend},
+};
+
+std::string known_names() {
+  std::string names = "auto";
+  for (const Entry& entry : kEntries) {
+    names += ", ";
+    names += entry.name;
+  }
+  return names;
+}
+
+}  // namespace
+
+std::vector<BackendListing> list_backends() {
+  std::vector<BackendListing> listings;
+  for (const Entry& entry : kEntries) {
+    const auto backend = entry.make({});
+    listings.push_back({std::string(entry.name), backend.has_value(),
+                        backend ? (*backend)->device().description : backend.error().message});
+  }
+  return listings;
+}
+
+Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendOptions& options) {
+  for (const Entry& entry : kEntries) {
+    if (entry.name == name) {
+      return entry.make(options);
+    }
+    if (name == "auto") {
+      if (auto backend = entry.make(options)) {
+        return backend;
+      }
+    }
+  }
+  if (name == "auto") {
+    return fail(ErrorKind::unsupported, "no device is usable with these options");
+  }
+  return fail(ErrorKind::invalid_input, "device '{}': expected one of {}", name, known_names());
+}
+
+}  // namespace lily
