@@ -79,7 +79,8 @@ using Event = std::variant<Started, PromptProgress, Delta, Finished, Failed>;
 using EventSink = std::function<void(Event)>;
 
 // A submitted job. Destroying the handle cancels it; after cancel() no event is delivered once the call in
-// progress has returned, except that a job that had already ended keeps its last event.
+// progress has returned (cancel() does not wait for it), except that a job that had already ended keeps its
+// last event. A handle may outlive the engine.
 class Job {
  public:
   virtual ~Job() = default;
@@ -94,7 +95,9 @@ struct EngineMetrics {
   uint32_t running = 0;
   uint32_t waiting = 0;
   uint64_t jobs_finished = 0, jobs_failed = 0, jobs_cancelled = 0;
-  uint64_t prompt_tokens = 0, completion_tokens = 0;
+  uint64_t prompt_tokens = 0, completion_tokens = 0;  // computed, of all jobs
+  uint64_t passes = 0, bytes_read = 0;                // of the device
+  double device_seconds = 0;
 };
 
 class Engine {
@@ -102,10 +105,12 @@ class Engine {
   // Takes a loaded backend. `tokenizer` must outlive the engine.
   static Result<std::unique_ptr<Engine>> create(std::unique_ptr<Backend> backend, const Plan& plan,
                                                 const Tokenizer& tokenizer, const EngineOptions& options);
-  virtual ~Engine() = default;  // cancels what runs and joins the device thread
+  // Ends what runs or waits (Failed, ErrorKind::cancelled) and joins the device thread.
+  virtual ~Engine() = default;
 
-  // Refused at once, before any event: ErrorKind::limit when the queue is full or the prompt does not fit the
-  // context, ErrorKind::invalid_input for an empty prompt or ids outside the vocabulary.
+  // Refused at once, before any event: ErrorKind::limit when the queue is full or the prompt and one token
+  // more do not fit the context, ErrorKind::invalid_input for an empty prompt or ids outside the vocabulary,
+  // ErrorKind::cancelled after drain().
   virtual Result<std::unique_ptr<Job>> submit(GenerationRequest request, EventSink sink) = 0;
   virtual EngineMetrics metrics() const = 0;
   virtual const Plan& plan() const = 0;

@@ -1,0 +1,144 @@
+#include "engine/mailbox.h"
+
+#include <algorithm>
+
+namespace lily {
+
+Result<void> Mailbox::submit(std::shared_ptr<JobRecord> job) {
+  const std::lock_guard lock(mutex_);
+  if (closed_) return fail(ErrorKind::cancelled, "the engine is shutting down and takes no new requests");
+  // Counted together: jobs are taken between two passes only, so one that waits may have a place already.
+  if (waiting_.size() + metrics_.running >= capacity_) {
+    return fail(ErrorKind::limit, "the queue is full: {} requests run and {} wait", metrics_.running,
+                waiting_.size());
+  }
+  waiting_.push_back(std::move(job));
+  metrics_.waiting = static_cast<uint32_t>(waiting_.size());
+  work_.notify_one();
+  return {};
+}
+
+void Mailbox::cancel(JobRecord& job) {
+  EventSink dropped;  // destroyed without the lock: what it captured may own other jobs
+  const std::lock_guard lock(mutex_);
+  if (!job.wanted()) return;
+  job.cancel();
+  const auto found = std::ranges::find_if(
+      waiting_, [&](const std::shared_ptr<JobRecord>& other) { return other.get() == &job; });
+  if (found != waiting_.end()) {
+    dropped = job.take_sink();
+    waiting_.erase(found);
+    metrics_.waiting = static_cast<uint32_t>(waiting_.size());
+    ++metrics_.jobs_cancelled;
+    idle_.notify_all();
+    return;
+  }
+  cancel_unwanted_passes();
+}
+
+// A cancelled pass fails the states of all its slices, and a later pass on the same states fails with it:
+// only when nobody wants anything that is on the device may it be dropped.
+void Mailbox::cancel_unwanted_passes() {
+  for (const PassWatch* pass : passes_) {
+    for (const auto& job : pass->jobs) {
+      if (job->wanted() && !orders_.abort) return;
+    }
+  }
+  for (PassWatch* pass : passes_) pass->cancel = true;
+}
+
+EngineMetrics Mailbox::metrics() const {
+  const std::lock_guard lock(mutex_);
+  return metrics_;
+}
+
+void Mailbox::refuse_new_jobs() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+}
+
+bool Mailbox::wait_until_idle(double seconds) {
+  std::unique_lock lock(mutex_);
+  const auto idle = [&] { return metrics_.running == 0 && waiting_.empty(); };
+  // Bounded, so that "for ever" does not overflow the clock.
+  const std::chrono::duration<double> wait(std::clamp(seconds, 0.0, 1e6));
+  return idle_.wait_for(lock, wait, idle);
+}
+
+void Mailbox::abort() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  orders_.abort = true;
+  cancel_unwanted_passes();
+  work_.notify_one();
+}
+
+void Mailbox::stop() {
+  const std::lock_guard lock(mutex_);
+  closed_ = true;
+  orders_ = {.stop = true, .abort = true};
+  cancel_unwanted_passes();
+  work_.notify_one();
+}
+
+Mailbox::Orders Mailbox::wait(bool busy) {
+  std::unique_lock lock(mutex_);
+  if (!busy) work_.wait(lock, [&] { return orders_.stop || !waiting_.empty(); });
+  return orders_;
+}
+
+std::shared_ptr<JobRecord> Mailbox::next() {
+  const std::lock_guard lock(mutex_);
+  if (waiting_.empty()) return nullptr;
+  std::shared_ptr<JobRecord> job = std::move(waiting_.front());
+  waiting_.pop_front();
+  metrics_.waiting = static_cast<uint32_t>(waiting_.size());
+  ++metrics_.running;
+  return job;
+}
+
+bool Mailbox::watch(PassWatch& pass) {
+  const std::lock_guard lock(mutex_);
+  // An earlier pass of a cancelled job may have been dropped, and its state with it.
+  if (!std::ranges::all_of(pass.jobs, [](const auto& job) { return job->wanted(); })) return false;
+  passes_.push_back(&pass);
+  if (orders_.abort) pass.cancel = true;
+  return true;
+}
+
+void Mailbox::unwatch(PassWatch& pass) {
+  const std::lock_guard lock(mutex_);
+  std::erase(passes_, &pass);
+}
+
+void Mailbox::count(JobEnd end) {
+  const std::lock_guard lock(mutex_);
+  --metrics_.running;
+  switch (end) {
+    case JobEnd::finished:
+      ++metrics_.jobs_finished;
+      break;
+    case JobEnd::failed:
+      ++metrics_.jobs_failed;
+      break;
+    case JobEnd::cancelled:
+      ++metrics_.jobs_cancelled;
+      break;
+  }
+  idle_.notify_all();
+}
+
+void Mailbox::count_tokens(uint64_t prompt, uint64_t completion) {
+  const std::lock_guard lock(mutex_);
+  metrics_.prompt_tokens += prompt;
+  metrics_.completion_tokens += completion;
+}
+
+void Mailbox::count_pass(const Output& output) {
+  const std::lock_guard lock(mutex_);
+  ++metrics_.passes;
+  metrics_.bytes_read += output.bytes_read;
+  metrics_.device_seconds += output.seconds;
+}
+
+}  // namespace lily

@@ -1,0 +1,245 @@
+#include "engine/runner.h"
+
+#include <algorithm>
+
+#include "base/log.h"
+
+namespace lily {
+namespace {
+
+// A backend reports what can go wrong as an Error; an exception is a fault of its own (base/check.h) or a
+// lack of memory. Either way only the requests concerned end.
+template <class F>
+auto guarded(F&& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::bad_alloc&) {
+    return fail(ErrorKind::out_of_memory, "the host ran out of memory");
+  } catch (const std::exception& error) {
+    return fail(ErrorKind::internal, "the device failed: {}", error.what());
+  }
+}
+
+Error shutting_down() {
+  return {ErrorKind::cancelled, "the engine is shutting down: the request was not finished", {}};
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& plan, const Tokenizer& tokenizer,
+                                               Mailbox& mailbox) {
+  std::unique_ptr<Runner> runner(new Runner(backend, plan, tokenizer, mailbox));
+  LILY_TRY(auto state, guarded([&] { return backend.new_state(plan.context); }));
+  LILY_TRY(runner->empty_, guarded([&] { return state->save(); }));
+  runner->idle_states_.push_back(std::move(state));
+  return runner;
+}
+
+void Runner::run() {
+  for (;;) {
+    const Mailbox::Orders orders = mailbox_.wait(!running_.empty());
+    if (orders.abort) abort_all();
+    if (orders.stop) break;
+    if (Result<void> done = guarded([&]() -> Result<void> { return step(), Result<void>(); }); !done) {
+      fail_all(done.error());
+    }
+  }
+}
+
+void Runner::step() {
+  sweep();
+  admit();
+  const bool submitted = flights_.size() < Backend::kMaxInFlight && submit_next();
+  // A pass is read only when the next one is on the device already, or when there is no next one.
+  if (!flights_.empty() && (!submitted || flights_.size() == Backend::kMaxInFlight)) collect_oldest();
+}
+
+void Runner::admit() {
+  while (running_.size() < plan_.sequences) {
+    std::shared_ptr<JobRecord> job = mailbox_.next();
+    if (!job) return;
+    Result<std::unique_ptr<Session>> session = guarded([&]() -> Result<std::unique_ptr<Session>> {
+      LILY_TRY(auto state, fresh_state());
+      LILY_TRY_VOID(state->begin_answer(job->request.prompt));
+      return std::make_unique<Session>(job, std::move(state), tokenizer_, plan_.context);
+    });
+    if (!session) {
+      job->end(Failed{std::move(session).error()});
+      mailbox_.count(job->cancelled() ? JobEnd::cancelled : JobEnd::failed);
+      continue;
+    }
+    (*session)->last_turn = passes_;
+    (*session)->start();
+    running_.push_back(*std::move(session));
+  }
+}
+
+Result<std::unique_ptr<SequenceState>> Runner::fresh_state() {
+  if (idle_states_.empty()) return backend_.new_state(plan_.context);
+  std::unique_ptr<SequenceState> state = std::move(idle_states_.back());
+  idle_states_.pop_back();
+  return state;
+}
+
+// Lets go of sessions that want nothing more, once the device does not hold them either.
+void Runner::sweep() {
+  for (auto& session : running_) {
+    if (session->job().cancelled() && !session->job().ended()) {
+      session->job().end(Failed{});  // dropped: nobody listens
+      mailbox_.count(JobEnd::cancelled);
+    }
+    if (session->job().ended() && session->passes_in_flight == 0) {
+      reuse(*session);
+      session.reset();
+    }
+  }
+  std::erase(running_, nullptr);
+}
+
+// There is no truncate(): a used state starts again from the empty checkpoint. At once, so that its keys and
+// values are given back while it waits.
+void Runner::reuse(Session& session) {
+  if (session.state_failed) return;
+  std::unique_ptr<SequenceState> state = session.release_state();
+  if (Result<void> done = guarded([&] { return state->resume(*empty_); }); done) {
+    idle_states_.push_back(std::move(state));
+  } else {
+    log_warn("a state could not be reset and is dropped: {}", done.error().text());
+  }
+}
+
+// A fault of the engine itself, outside any one request: no state can be trusted.
+void Runner::fail_all(const Error& error) {
+  for (auto& session : running_) {
+    session->state_failed = true;
+    fail_session(*session, error);
+  }
+  while (!flights_.empty()) collect_oldest();
+  sweep();
+}
+
+void Runner::abort_all() {
+  while (std::shared_ptr<JobRecord> job = mailbox_.next()) {
+    job->end(Failed{shutting_down()});
+    mailbox_.count(JobEnd::cancelled);
+  }
+  for (auto& session : running_) {
+    if (session->job().ended()) continue;
+    session->job().end(Failed{shutting_down()});
+    mailbox_.count(JobEnd::cancelled);
+  }
+  while (!flights_.empty()) collect_oldest();
+  sweep();
+}
+
+bool Runner::submit_next() {
+  std::vector<SequenceProgress> progress;
+  progress.reserve(running_.size());
+  for (const auto& session : running_) progress.push_back(session->progress());
+  const std::vector<Assignment> assignments = schedule(progress, plan_.chunk);
+  if (assignments.empty()) return false;
+  Result<bool> submitted = submit(assignments);
+  if (submitted) return *submitted;
+  const bool failed = running_[assignments.front().sequence]->state_failed;
+  if (assignments.size() > 1 && !failed) {
+    submit_one_by_one(assignments);
+    return false;
+  }
+  for (const Assignment& assignment : assignments)
+    fail_session(*running_[assignment.sequence], submitted.error());
+  return false;
+}
+
+// False: a job was cancelled in between, nothing was submitted.
+Result<bool> Runner::submit(std::span<const Assignment> assignments) {
+  auto flight = std::make_unique<Flight>();
+  std::vector<Slice> slices;
+  for (const Assignment& assignment : assignments) {
+    Session& session = *running_[assignment.sequence];
+    slices.push_back(session.slice(assignment));
+    flight->sessions.push_back(&session);
+    flight->assignments.push_back(assignment);
+    flight->watch.jobs.push_back(session.shared_job());
+  }
+  if (!mailbox_.watch(flight->watch)) return false;
+  bool threw = true;
+  Result<Ticket> ticket = guarded([&] {
+    Result<Ticket> result =
+        backend_.submit({.slices = slices, .cancel = &flight->watch.cancel, .probe = nullptr});
+    threw = false;
+    return result;
+  });
+  if (!ticket) {
+    mailbox_.unwatch(flight->watch);
+    // A refused pass has changed nothing; what an exception has left behind nobody knows.
+    if (threw) {
+      for (Session* session : flight->sessions) session->state_failed = true;
+    }
+    return fail(std::move(ticket).error());
+  }
+  flight->ticket = *ticket;
+  ++passes_;
+  for (size_t i = 0; i < assignments.size(); ++i) flight->sessions[i]->submitted(assignments[i], passes_);
+  flights_.push_back(std::move(flight));
+  return true;
+}
+
+// A pass of several sequences was refused as a whole: finds those it was refused for, and lets the others go
+// on.
+void Runner::submit_one_by_one(std::span<const Assignment> assignments) {
+  while (!flights_.empty()) collect_oldest();
+  for (const Assignment& assignment : assignments) {
+    Session& session = *running_[assignment.sequence];
+    if (!session.wanted()) continue;
+    Result<bool> submitted = submit(std::span(&assignment, 1));
+    if (!submitted) {
+      fail_session(session, std::move(submitted).error());
+    } else if (*submitted) {
+      collect_oldest();
+    }
+  }
+}
+
+void Runner::collect_oldest() {
+  const std::unique_ptr<Flight> flight = std::move(flights_.front());
+  flights_.pop_front();
+  Result<Output> output = guarded([&] { return backend_.collect(flight->ticket); });
+  mailbox_.unwatch(flight->watch);
+  if (output && output->slices.size() != flight->sessions.size()) {
+    output = fail(ErrorKind::internal, "the device answered {} slices of {}", output->slices.size(),
+                  flight->sessions.size());
+  }
+  take(*flight, std::move(output));
+}
+
+void Runner::take(Flight& flight, Result<Output> output) {
+  if (output) mailbox_.count_pass(*output);
+  for (size_t i = 0; i < flight.sessions.size(); ++i) {
+    Session& session = *flight.sessions[i];
+    --session.passes_in_flight;
+    if (!output) {
+      session.state_failed = true;
+      if (!session.job().ended()) fail_session(session, output.error());
+      continue;
+    }
+    if (!output->slices[i].finite) session.state_failed = true;
+    if (!session.wanted()) continue;  // ended or cancelled while the pass was on its way
+    Result<void> taken =
+        guarded([&] { return session.take(flight.assignments[i], output->slices[i], plan_.shape.vocab); });
+    mailbox_.count_tokens(std::exchange(session.new_prompt_tokens, 0), std::exchange(session.new_tokens, 0));
+    if (!taken) {
+      fail_session(session, std::move(taken).error());
+    } else if (session.job().ended()) {
+      mailbox_.count(session.job().cancelled() ? JobEnd::cancelled : JobEnd::finished);
+    }
+  }
+}
+
+void Runner::fail_session(Session& session, Error error) {
+  if (session.job().ended()) return;
+  if (!session.job().cancelled()) log_warn("a request failed: {}", error.text());
+  session.job().end(Failed{std::move(error)});
+  mailbox_.count(session.job().cancelled() ? JobEnd::cancelled : JobEnd::failed);
+}
+
+}  // namespace lily

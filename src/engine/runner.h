@@ -1,0 +1,60 @@
+// The device thread: the only caller of the backend. Takes jobs from the mailbox, lets the scheduler decide,
+// keeps up to Backend::kMaxInFlight passes on the device and turns their outputs into events.
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "engine/mailbox.h"
+#include "engine/session.h"
+
+namespace lily {
+
+class Runner {
+ public:
+  // All must outlive it. Makes the first state on the caller's thread, so that a device that cannot hold one
+  // is refused here.
+  static Result<std::unique_ptr<Runner>> create(Backend& backend, const Plan& plan,
+                                                const Tokenizer& tokenizer, Mailbox& mailbox);
+  // The body of the device thread: returns when the mailbox says stop, with every job ended.
+  void run();
+
+ private:
+  struct Flight {
+    PassWatch watch;
+    Ticket ticket = 0;
+    std::vector<Session*> sessions;
+    std::vector<Assignment> assignments;  // in the order of `sessions`
+  };
+
+  Runner(Backend& backend, const Plan& plan, const Tokenizer& tokenizer, Mailbox& mailbox)
+      : backend_(backend), plan_(plan), tokenizer_(tokenizer), mailbox_(mailbox) {}
+
+  void step();
+  void admit();
+  Result<std::unique_ptr<SequenceState>> fresh_state();
+  void sweep();
+  void reuse(Session& session);
+  void abort_all();
+  void fail_all(const Error& error);
+
+  bool submit_next();
+  Result<bool> submit(std::span<const Assignment> assignments);
+  void submit_one_by_one(std::span<const Assignment> assignments);
+  void collect_oldest();
+  void take(Flight& flight, Result<Output> output);
+  void fail_session(Session& session, Error error);
+
+  Backend& backend_;
+  const Plan& plan_;
+  const Tokenizer& tokenizer_;
+  Mailbox& mailbox_;
+  std::unique_ptr<Checkpoint> empty_;  // what every state starts from
+  std::vector<std::unique_ptr<SequenceState>> idle_states_;
+  std::vector<std::unique_ptr<Session>> running_;  // ended ones stay until no pass holds them
+  std::deque<std::unique_ptr<Flight>> flights_;    // oldest first
+  uint64_t passes_ = 0;                            // submitted
+};
+
+}  // namespace lily
