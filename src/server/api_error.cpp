@@ -1,0 +1,86 @@
+#include "server/api_error.h"
+
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+
+namespace lily {
+
+ApiError bad_field(std::string param, std::string message) {
+  ApiError error;
+  error.message = std::move(message);
+  error.param = std::move(param);
+  return error;
+}
+
+ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context) {
+  ApiError error;
+  error.message = fmt::format(
+      "This model's maximum context length is {} tokens, but the messages of this request have {} tokens: "
+      "the "
+      "request exceeds the available context size ({} tokens). Shorten the messages, or serve with a larger "
+      "--ctx.",
+      context, prompt_tokens, context);
+  error.param = "messages";
+  error.code = "context_length_exceeded";
+  return error;
+}
+
+ApiError loading() {
+  ApiError error;
+  error.status = 503;
+  error.type = "server_error";
+  error.message = "The model is still loading.";
+  error.code = "loading";
+  error.retry_after = 2;
+  return error;
+}
+
+ApiError shutting_down() {
+  ApiError error;
+  error.status = 503;
+  error.type = "server_error";
+  error.message = "The server is shutting down.";
+  error.code = "shutting_down";
+  return error;
+}
+
+ApiError from_error(const Error& error) {
+  ApiError out;
+  out.message = error.message;
+  switch (error.kind) {
+    case ErrorKind::invalid_input:
+    case ErrorKind::unsupported:
+      return out;
+    case ErrorKind::not_found:
+      out.status = 404;
+      return out;
+    case ErrorKind::limit:
+      out.status = 429;
+      out.type = "rate_limit_error";
+      out.code = "queue_full";
+      out.retry_after = 1;
+      return out;
+    case ErrorKind::cancelled:
+      return shutting_down();
+    case ErrorKind::io:
+    case ErrorKind::out_of_memory:
+    case ErrorKind::internal:
+      break;
+  }
+  out.status = 500;
+  out.type = "server_error";
+  return out;
+}
+
+std::string to_json(const ApiError& error) {
+  boost::json::object body;
+  body["message"] = error.message;
+  body["type"] = error.type;
+  body["param"] = error.param.empty() ? boost::json::value(nullptr) : boost::json::value(error.param);
+  body["code"] = error.code.empty() ? boost::json::value(nullptr) : boost::json::value(error.code);
+  boost::json::object out;
+  out["error"] = std::move(body);
+  return boost::json::serialize(out);
+}
+
+}  // namespace lily

@@ -1,0 +1,38 @@
+// What goes wrong with a request, as OpenAI's clients expect it: an HTTP status and
+// {"error": {"message", "type", "param", "code"}}.
+#pragma once
+
+#include <optional>
+#include <string>
+
+#include "base/result.h"
+
+namespace lily {
+
+struct ApiError {
+  unsigned status = 400;
+  std::string type = "invalid_request_error";
+  std::string message;
+  std::string param{};                    // path of the field at fault ("messages[0].role"); empty = null
+  std::string code{};                     // empty = null
+  std::optional<unsigned> retry_after{};  // seconds, of a 429 or 503
+};
+
+template <class T>
+using ApiResult = tl::expected<T, ApiError>;
+
+// 400, naming the field.
+ApiError bad_field(std::string param, std::string message);
+// 400 for a prompt of `prompt_tokens` where `context` is the limit: the words that clients look for in order
+// to shorten their conversation.
+ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context);
+ApiError loading();        // 503
+ApiError shutting_down();  // 503
+// An error of a library of lily met while serving: what the client did is 400, a full queue 429, the rest
+// 500.
+ApiError from_error(const Error& error);
+
+// The body, without a line end.
+std::string to_json(const ApiError& error);
+
+}  // namespace lily

@@ -1,0 +1,86 @@
+#include "server/jobs.h"
+
+#include <algorithm>
+#include <random>
+
+#include "text/chat_template.h"
+
+namespace lily {
+namespace {
+
+uint64_t random_seed() {
+  std::random_device device;
+  return (uint64_t{device()} << 32) | device();
+}
+
+TemplateOptions template_options(const ChatRequest& request) {
+  TemplateOptions options;
+  options.add_generation_prompt = request.add_generation_prompt;
+  options.enable_thinking = request.enable_thinking.value_or(true);
+  options.preserve_thinking = request.preserve_thinking.value_or(false);
+  options.add_vision_id = request.add_vision_id;
+  options.tolerant = true;
+  options.continue_final_message = request.continue_final_message;
+  return options;
+}
+
+std::optional<ApiError> check_bias(const std::vector<LogitBias>& biases, uint32_t vocab) {
+  for (const LogitBias& bias : biases) {
+    if (static_cast<uint32_t>(bias.token) >= vocab) {
+      return bad_field(
+          fmt::format("logit_bias.{}", bias.token),
+          fmt::format("'logit_bias' has the token id {}; the vocabulary has {}.", bias.token, vocab));
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& defaults) {
+  Sampling sampling;
+  const float temperature = request.temperature.value_or(defaults.temperature.value_or(1.0F));
+  // A model that is greedy by default samples once the request names a temperature.
+  const bool greedy = temperature <= 0.0F || (!defaults.do_sample && !request.temperature);
+  sampling.mode = greedy ? Sampling::Mode::greedy : Sampling::Mode::random;
+  sampling.temperature = greedy ? 1.0F : temperature;
+  sampling.top_k = request.top_k.value_or(defaults.top_k.value_or(0));
+  sampling.top_p = request.top_p.value_or(defaults.top_p.value_or(1.0F));
+  sampling.min_p = request.min_p.value_or(defaults.min_p.value_or(0.0F));
+  sampling.presence_penalty = request.presence_penalty.value_or(defaults.presence_penalty.value_or(0.0F));
+  sampling.frequency_penalty = request.frequency_penalty.value_or(0.0F);
+  sampling.repetition_penalty =
+      request.repetition_penalty.value_or(defaults.repetition_penalty.value_or(1.0F));
+  sampling.seed = request.seed ? *request.seed : random_seed();
+  return sampling;
+}
+
+ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
+                                             const GenerationConfig& defaults, const PromptLimits& limits) {
+  if (std::optional<ApiError> error = check_bias(request.logit_bias, limits.vocab)) {
+    return tl::unexpected<ApiError>(std::move(*error));
+  }
+  const Result<RenderedPrompt> rendered = render(normalize(request.conversation), template_options(request));
+  if (!rendered) {
+    return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
+  }
+  GenerationRequest out;
+  out.prompt = tokenizer.encode(*rendered);
+  if (out.prompt.empty()) {
+    return tl::unexpected<ApiError>(bad_field("messages", "The prompt of this request is empty."));
+  }
+  if (out.prompt.size() >= limits.context) {
+    return tl::unexpected<ApiError>(context_exceeded(out.prompt.size(), limits.context));
+  }
+  const uint32_t room = limits.context - static_cast<uint32_t>(out.prompt.size());
+  out.starts_in_think = rendered->starts_in_think;
+  out.max_tokens = std::min(request.max_tokens.value_or(room), room);
+  out.sampling = resolve_sampling(request, defaults);
+  out.logit_bias = request.logit_bias;
+  out.stop_ids = defaults.stop_ids;
+  out.stop = request.stop;
+  out.logprobs = request.logprobs;
+  return out;
+}
+
+}  // namespace lily

@@ -1,0 +1,25 @@
+// From a typed request to what the engine runs: the conversation normalised, rendered and tokenised, the
+// fields resolved against the model's defaults. Takes no lock and touches no socket: any thread may call it.
+#pragma once
+
+#include "engine/engine.h"
+#include "server/api_error.h"
+#include "server/openai.h"
+#include "weights/config.h"
+
+namespace lily {
+
+struct PromptLimits {
+  uint32_t context = 0;  // tokens of prompt and answer
+  uint32_t vocab = 0;    // ids below it may be biased
+};
+
+// Fails with context_length_exceeded when the prompt leaves no room for an answer; a max_tokens that does not
+// fit is cut to what does.
+ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
+                                             const GenerationConfig& defaults, const PromptLimits& limits);
+
+// Sampling of `request`, each absent field from `defaults`, the seed from the system's random source.
+Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& defaults);
+
+}  // namespace lily

@@ -1,0 +1,78 @@
+// OpenAI's chat-completions API as types: the JSON of a request to a ChatRequest, events of the engine to the
+// JSON of answers. Pure functions; no sockets, no engine, no template. docs/API.md says what each field does.
+#pragma once
+
+#include <boost/json/value.hpp>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "engine/engine.h"
+#include "server/api_error.h"
+#include "text/chat_template.h"
+
+namespace lily {
+
+// A request whose every field has been checked as far as that is possible without the model. Absent = the
+// model's default.
+struct ChatRequest {
+  std::string model;  // echoed; empty = not named
+  Conversation conversation;
+  bool stream = false;
+  bool include_usage = false;
+
+  std::optional<uint32_t> max_tokens;  // absent = up to the context
+  std::optional<float> temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;
+  std::optional<uint32_t> top_k;  // 0 = all
+  std::optional<uint64_t> seed;
+  std::vector<LogitBias> logit_bias;  // ids not yet compared with the vocabulary
+  std::vector<std::string> stop;
+  std::optional<uint32_t> logprobs;  // top alternatives
+
+  std::optional<bool> enable_thinking;
+  std::optional<bool> preserve_thinking;
+  bool add_vision_id = false;
+  bool add_generation_prompt = true;
+  bool continue_final_message = false;
+};
+
+ApiResult<ChatRequest> parse_chat_request(const boost::json::value& body);
+
+// What every piece of one answer has in common.
+struct AnswerHead {
+  std::string id;         // "chatcmpl-..."
+  int64_t created = 0;    // seconds since 1970
+  std::string model;      // as the client called it
+  bool logprobs = false;  // asked for
+  bool usage = false;     // stream_options.include_usage
+};
+
+// The whole answer of a request that is not streamed: Deltas joined, then Finished.
+struct Answer {
+  std::string reasoning;
+  std::string content;
+  std::vector<TokenInfo> reasoning_logprobs;
+  std::vector<TokenInfo> content_logprobs;
+  void add(Delta delta);
+};
+std::string completion_json(const AnswerHead& head, const Answer& answer, const Finished& finished);
+
+// Chunks of a stream, each the JSON of one SSE event.
+std::string role_chunk(const AnswerHead& head);                       // the first
+std::string delta_chunk(const AnswerHead& head, const Delta& delta);  // reasoning or content
+std::string finish_chunk(const AnswerHead& head, FinishReason reason);
+std::string usage_chunk(const AnswerHead& head, const Usage& usage);  // after the finish, if asked for
+
+// GET /v1/models and /v1/models/{id}.
+struct ModelCard {
+  std::string id;
+  int64_t created = 0;
+  uint32_t context = 0;  // the limit that is served, not the model's
+};
+std::string model_json(const ModelCard& card);
+std::string models_json(const ModelCard& card);
+
+}  // namespace lily

@@ -1,0 +1,332 @@
+#include <algorithm>
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <charconv>
+#include <cmath>
+#include <limits>
+
+#include "server/chat_messages.h"
+#include "server/json_fields.h"
+#include "server/openai.h"
+
+namespace lily {
+namespace {
+
+namespace json = boost::json;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+// Below it the quotient logit / temperature may overflow; the answer is the greedy one long before.
+constexpr double kSmallestTemperature = 1e-4;
+
+std::optional<float> to_float(std::optional<double> value) {
+  return value ? std::optional<float>(static_cast<float>(*value)) : std::nullopt;
+}
+
+// -1 and null mean no limit; the newer name wins.
+std::optional<uint32_t> parse_max_tokens(const Fields& fields) {
+  std::optional<uint32_t> result;
+  for (const std::string_view key : {"max_completion_tokens", "max_tokens"}) {
+    const std::optional<int64_t> value = fields.integer(key, {-1, kInfinity});
+    if (!value) {
+      continue;
+    }
+    if (*value == 0) {
+      fields.faults().add(fields.path(key), fmt::format("'{}' must be at least 1, or -1 for no limit, not 0.",
+                                                        fields.path(key)));
+    } else if (*value > 0 && !result) {
+      result = static_cast<uint32_t>(std::min<int64_t>(*value, Limits::kMaxContext));
+    }
+  }
+  return result;
+}
+
+void parse_sampling(const Fields& fields, ChatRequest& request) {
+  const std::optional<double> temperature = fields.number("temperature", {0, 2});
+  if (temperature) {
+    request.temperature = *temperature < kSmallestTemperature ? 0.0F : static_cast<float>(*temperature);
+  }
+  request.top_p = to_float(fields.number("top_p", {0, 1}));
+  if (request.top_p && *request.top_p <= 0.0F) {
+    request.top_p = std::numeric_limits<float>::min();  // the one most likely token
+  }
+  request.min_p = to_float(fields.number("min_p", {0, 1}));
+  const std::optional<int64_t> top_k = fields.integer("top_k", {-1, kInfinity});
+  if (top_k) {
+    request.top_k = *top_k <= 0 ? 0U : static_cast<uint32_t>(std::min<int64_t>(*top_k, 1 << 30));
+  }
+  const std::optional<int64_t> seed = fields.integer("seed", {-kInfinity, kInfinity});
+  if (seed && *seed != -1) {  // -1: random, as llama.cpp's clients ask for it
+    request.seed = static_cast<uint64_t>(*seed);
+  }
+  request.presence_penalty = to_float(fields.number("presence_penalty", {-2, 2}));
+  request.frequency_penalty = to_float(fields.number("frequency_penalty", {-2, 2}));
+  for (const std::string_view key : {"repetition_penalty", "repeat_penalty"}) {
+    const std::optional<double> penalty = fields.number(key, {0, 10, true});
+    if (penalty && !request.repetition_penalty) {
+      // As a float it must stay above 0, and its reciprocal finite.
+      request.repetition_penalty = std::max(static_cast<float>(*penalty), 1e-3F);
+    }
+  }
+}
+
+void parse_logit_bias(const Fields& fields, ChatRequest& request) {
+  const json::object* object = fields.object("logit_bias");
+  if (object == nullptr) {
+    return;
+  }
+  if (object->size() > Limits::kMaxLogitBias) {
+    fields.faults().add("logit_bias", fmt::format("'logit_bias' has {} entries; at most {} are allowed.",
+                                                  object->size(), Limits::kMaxLogitBias));
+    return;
+  }
+  const Fields biases(*object, "logit_bias", fields.faults());
+  for (const json::key_value_pair& entry : *object) {
+    const std::string_view key(entry.key().data(), entry.key().size());
+    int32_t token = -1;
+    const std::from_chars_result parsed = std::from_chars(key.data(), key.data() + key.size(), token);
+    if (parsed.ec != std::errc() || parsed.ptr != key.data() + key.size() || token < 0) {
+      fields.faults().add(biases.path(key),
+                          fmt::format("'logit_bias' has the key '{}'; expected a token id.", key));
+      return;
+    }
+    const std::optional<double> bias = biases.number(key, {-100, 100});
+    if (bias) {
+      request.logit_bias.push_back(LogitBias{token, static_cast<float>(*bias)});
+    }
+  }
+}
+
+void add_stop(const json::value& value, const std::string& path, ChatRequest& request, Faults& faults) {
+  if (!value.is_string()) {
+    faults.add(path, fmt::format("'{}' must be a string, not {}.", path, json_kind(value)));
+    return;
+  }
+  const json::string& text = value.get_string();
+  if (text.size() > Limits::kMaxStopBytes) {
+    faults.add(path, fmt::format("'{}' has {} bytes; at most {} are allowed.", path, text.size(),
+                                 Limits::kMaxStopBytes));
+  } else if (!text.empty()) {  // clients with an empty box for it send ""
+    request.stop.emplace_back(text.data(), text.size());
+  }
+}
+
+void parse_stop(const Fields& fields, ChatRequest& request) {
+  const json::value* stop = fields.find("stop");
+  if (stop == nullptr) {
+    return;
+  }
+  if (!stop->is_array()) {
+    if (!stop->is_string()) {
+      fields.faults().add(
+          "stop", fmt::format("'stop' must be a string or an array of strings, not {}.", json_kind(*stop)));
+      return;
+    }
+    add_stop(*stop, "stop", request, fields.faults());
+    return;
+  }
+  const json::array& array = stop->get_array();
+  if (array.size() > Limits::kMaxStopStrings) {
+    fields.faults().add("stop", fmt::format("'stop' has {} strings; at most {} are allowed.", array.size(),
+                                            Limits::kMaxStopStrings));
+    return;
+  }
+  for (size_t i = 0; i < array.size(); ++i) {
+    add_stop(array[i], fmt::format("stop[{}]", i), request, fields.faults());
+  }
+}
+
+void parse_logprobs(const Fields& fields, ChatRequest& request) {
+  const std::optional<bool> logprobs = fields.boolean("logprobs");
+  const std::optional<int64_t> top = fields.integer("top_logprobs", {0, Limits::kMaxTopLogprobs});
+  if (logprobs.value_or(false)) {
+    request.logprobs = static_cast<uint32_t>(top.value_or(0));
+  } else if (top.value_or(0) > 0) {
+    fields.faults().add("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.");
+  }
+}
+
+// The names under which clients ask for thinking, the most specific first.
+void parse_thinking(const Fields& fields, ChatRequest& request) {
+  if (const json::object* object = fields.object("chat_template_kwargs")) {
+    const Fields kwargs(*object, "chat_template_kwargs", fields.faults());
+    request.enable_thinking = kwargs.boolean("enable_thinking");
+    request.preserve_thinking = kwargs.boolean("preserve_thinking");
+    request.add_vision_id = kwargs.boolean("add_vision_id").value_or(false);
+  }
+  const auto fall_back = [](std::optional<bool>& field, std::optional<bool> value) {
+    if (!field) {
+      field = value;
+    }
+  };
+  fall_back(request.enable_thinking, fields.boolean("enable_thinking"));
+  fall_back(request.preserve_thinking, fields.boolean("preserve_thinking"));
+  const json::value* think = fields.find("think");
+  if (think != nullptr && !think->is_string()) {  // Ollama's: a boolean or a level
+    fall_back(request.enable_thinking, fields.boolean("think"));
+  }
+  const std::optional<std::string> effort = fields.string("reasoning_effort");
+  if (effort) {
+    constexpr std::string_view kLevels[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
+    if (std::find(std::begin(kLevels), std::end(kLevels), *effort) == std::end(kLevels)) {
+      fields.faults().add(
+          "reasoning_effort",
+          fmt::format("'reasoning_effort' is '{}'; expected none, minimal, low, medium, high, "
+                      "xhigh or max.",
+                      *effort));
+    }
+    if (*effort == "none") {
+      fall_back(request.enable_thinking, false);
+    }
+  }
+  if (fields.find("thinking_token_budget") != nullptr) {
+    fields.faults().add("thinking_token_budget", "'thinking_token_budget' is not supported yet.");
+  }
+}
+
+void parse_response_format(const Fields& fields) {
+  const json::object* format = fields.object("response_format");
+  if (format == nullptr) {
+    return;
+  }
+  const Fields inner(*format, "response_format", fields.faults());
+  const std::optional<std::string> type = inner.string("type");
+  if (fields.faults().any() || (type && *type == "text")) {
+    return;
+  }
+  if (type && (*type == "json_object" || *type == "json_schema")) {
+    fields.faults().add(
+        "response_format",
+        fmt::format("'response_format' of type '{}' needs constrained decoding, which this server "
+                    "does not have yet.",
+                    *type));
+    return;
+  }
+  fields.faults().add("response_format.type", fmt::format("'response_format.type' is {}; expected 'text', "
+                                                          "'json_object' or 'json_schema'.",
+                                                          type ? "'" + *type + "'" : std::string("missing")));
+}
+
+bool declares(const json::array& tools, std::string_view name) {
+  return std::any_of(tools.begin(), tools.end(), [name](const json::value& tool) {
+    const json::string& declared = tool.get_object().at("function").get_object().at("name").get_string();
+    return std::string_view(declared.data(), declared.size()) == name;
+  });
+}
+
+// The name in {"type": "function", "function": {"name"}}; a fault when it is not one.
+std::string chosen_tool(const Fields& fields, const json::object& choice) {
+  const Fields outer(choice, "tool_choice", fields.faults());
+  static_cast<void>(outer.string("type"));
+  const json::object* function = outer.object("function");
+  if (function == nullptr) {
+    fields.faults().add("tool_choice.function", "'tool_choice.function' is missing; expected an object.");
+    return {};
+  }
+  const Fields inner(*function, "tool_choice.function", fields.faults());
+  const std::optional<std::string> name = inner.string("name");
+  if (!name) {
+    fields.faults().add("tool_choice.function.name", "'tool_choice.function.name' is missing.");
+  }
+  return name.value_or("");
+}
+
+void parse_tool_choice(const Fields& fields, ChatRequest& request) {
+  const json::value* choice = fields.find("tool_choice");
+  if (choice == nullptr) {
+    return;
+  }
+  constexpr std::string_view kNotYet = "needs constrained decoding, which this server does not have yet";
+  if (choice->is_string()) {
+    const json::string& word = choice->get_string();
+    if (word == "none") {
+      request.conversation.tools.clear();  // a model that does not know of tools does not call them
+    } else if (word == "required") {
+      fields.faults().add("tool_choice", fmt::format("'tool_choice' 'required' {}.", kNotYet));
+    } else if (word != "auto") {
+      fields.faults().add("tool_choice",
+                          fmt::format("'tool_choice' is '{}'; expected 'auto', 'none', 'required' "
+                                      "or a function.",
+                                      std::string_view(word.data(), word.size())));
+    }
+    return;
+  }
+  if (!choice->is_object()) {
+    fields.faults().add("tool_choice", fmt::format("'tool_choice' must be a string or an object, not {}.",
+                                                   json_kind(*choice)));
+    return;
+  }
+  const std::string name = chosen_tool(fields, choice->get_object());
+  if (fields.faults().any()) {
+    return;
+  }
+  fields.faults().add("tool_choice",
+                      declares(request.conversation.tools, name)
+                          ? fmt::format("'tool_choice' of a named function {}.", kNotYet)
+                          : fmt::format("'tool_choice' names '{}', which is not in 'tools'.", name));
+}
+
+void parse_tools_fields(const Fields& fields, ChatRequest& request) {
+  request.conversation.tools = parse_tools(fields);
+  parse_tool_choice(fields, request);
+  static_cast<void>(fields.boolean("parallel_tool_calls"));
+  const json::array* functions = fields.array("functions");
+  if (functions != nullptr && !functions->empty()) {
+    fields.faults().add("functions", "'functions' is not supported; send 'tools' instead.");
+  }
+}
+
+void parse_continuation(const Fields& fields, ChatRequest& request) {
+  const std::optional<bool> prompt = fields.boolean("add_generation_prompt");
+  const std::optional<bool> go_on = fields.boolean("continue_final_message");
+  if (fields.faults().any()) {
+    return;
+  }
+  // After a call the next thing is a tool's result, not more text of the same turn.
+  const Message& last = request.conversation.messages.back();
+  const bool possible = last.role == "assistant" && last.tool_calls.empty();
+  if (go_on.value_or(false) && !possible) {
+    fields.faults().add("continue_final_message",
+                        "'continue_final_message' needs the last message to be text of the assistant.");
+  }
+  request.continue_final_message = possible && go_on.value_or(true);
+  request.add_generation_prompt = !request.continue_final_message && prompt.value_or(true);
+}
+
+}  // namespace
+
+ApiResult<ChatRequest> parse_chat_request(const json::value& body) {
+  if (!body.is_object()) {
+    ApiError error;
+    error.message = fmt::format("The body of the request must be a JSON object, not {}.", json_kind(body));
+    return tl::unexpected<ApiError>(std::move(error));
+  }
+  Faults faults;
+  const Fields fields(body.get_object(), "", faults);
+  ChatRequest request;
+  request.model = fields.string("model").value_or("");
+  request.conversation.messages = parse_messages(fields);
+  parse_tools_fields(fields, request);
+  request.stream = fields.boolean("stream").value_or(false);
+  if (const json::object* options = fields.object("stream_options")) {
+    const Fields inner(*options, "stream_options", faults);
+    request.include_usage = inner.boolean("include_usage").value_or(false);
+  }
+  request.max_tokens = parse_max_tokens(fields);
+  parse_sampling(fields, request);
+  parse_logit_bias(fields, request);
+  parse_stop(fields, request);
+  parse_logprobs(fields, request);
+  const std::optional<int64_t> n = fields.integer("n", {-kInfinity, kInfinity});
+  if (n && *n != 1) {
+    faults.add("n", fmt::format("'n' must be 1: one answer to a request, not {}.", *n));
+  }
+  parse_thinking(fields, request);
+  parse_response_format(fields);
+  parse_continuation(fields, request);
+  if (faults.any()) {
+    return tl::unexpected<ApiError>(faults.first());
+  }
+  return request;
+}
+
+}  // namespace lily

@@ -1,0 +1,203 @@
+#include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+#include <cmath>
+#include <iterator>
+
+#include "server/openai.h"
+#include "text/detokenizer.h"
+
+namespace lily {
+namespace {
+
+namespace json = boost::json;
+
+std::string_view to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+  }
+  return "stop";
+}
+
+// A token may be a part of a character: `token` has U+FFFD there, `bytes` the truth.
+json::object choice_json(const TokenInfo::Choice& choice) {
+  constexpr double kImpossible = -9999.0;  // OpenAI's, where JSON has no word for -infinity
+  Utf8Stream stream;
+  std::string text = stream.push(choice.bytes);
+  text += stream.flush();
+  json::array bytes;
+  bytes.reserve(choice.bytes.size());
+  for (const char byte : choice.bytes) {
+    bytes.emplace_back(static_cast<unsigned>(static_cast<unsigned char>(byte)));
+  }
+  json::object out;
+  out["token"] = std::move(text);
+  out["logprob"] = std::isfinite(choice.logprob) ? choice.logprob : kImpossible;
+  out["bytes"] = std::move(bytes);
+  return out;
+}
+
+json::array tokens_json(const std::vector<TokenInfo>& tokens) {
+  json::array out;
+  out.reserve(tokens.size());
+  for (const TokenInfo& token : tokens) {
+    json::object entry = choice_json(token.chosen);
+    json::array top;
+    for (const TokenInfo::Choice& choice : token.top) {
+      top.emplace_back(choice_json(choice));
+    }
+    entry["top_logprobs"] = std::move(top);
+    out.emplace_back(std::move(entry));
+  }
+  return out;
+}
+
+// `content` belongs to the tokens of the content alone; those of the thinking have a list of their own.
+json::value logprobs_json(const std::vector<TokenInfo>& content, const std::vector<TokenInfo>& reasoning) {
+  json::object out;
+  out["content"] = tokens_json(content);
+  if (!reasoning.empty()) {
+    out["reasoning_content"] = tokens_json(reasoning);
+  }
+  out["refusal"] = nullptr;
+  return out;
+}
+
+json::object usage_json(const Usage& usage) {
+  json::object prompt;
+  prompt["cached_tokens"] = usage.cached_tokens;
+  json::object completion;
+  completion["reasoning_tokens"] = usage.reasoning_tokens;
+  json::object out;
+  out["prompt_tokens"] = usage.prompt_tokens;
+  out["completion_tokens"] = usage.completion_tokens;
+  out["total_tokens"] = uint64_t{usage.prompt_tokens} + usage.completion_tokens;
+  out["prompt_tokens_details"] = std::move(prompt);
+  out["completion_tokens_details"] = std::move(completion);
+  return out;
+}
+
+json::object head_json(const AnswerHead& head, std::string_view object) {
+  json::object out;
+  out["id"] = head.id;
+  out["object"] = json::string(object.data(), object.size());
+  out["created"] = head.created;
+  out["model"] = head.model;
+  out["system_fingerprint"] = "lily";
+  return out;
+}
+
+std::string chunk(const AnswerHead& head, json::object delta, json::value logprobs,
+                  json::value finish_reason) {
+  json::object choice;
+  choice["index"] = 0;
+  choice["delta"] = std::move(delta);
+  choice["logprobs"] = std::move(logprobs);
+  choice["finish_reason"] = std::move(finish_reason);
+  json::array choices;
+  choices.emplace_back(std::move(choice));
+  json::object out = head_json(head, "chat.completion.chunk");
+  out["choices"] = std::move(choices);
+  if (head.usage) {
+    out["usage"] = nullptr;
+  }
+  return json::serialize(out);
+}
+
+json::object card_json(const ModelCard& card) {
+  json::object meta;
+  meta["n_ctx"] = card.context;
+  json::object out;
+  out["id"] = card.id;
+  out["object"] = "model";
+  out["created"] = card.created;
+  out["owned_by"] = "lily";
+  out["context_length"] = card.context;
+  out["max_model_len"] = card.context;
+  out["meta"] = std::move(meta);
+  return out;
+}
+
+}  // namespace
+
+void Answer::add(Delta delta) {
+  std::vector<TokenInfo>& tokens =
+      delta.content.empty() && !delta.reasoning.empty() ? reasoning_logprobs : content_logprobs;
+  tokens.insert(tokens.end(), std::make_move_iterator(delta.logprobs.begin()),
+                std::make_move_iterator(delta.logprobs.end()));
+  reasoning += delta.reasoning;
+  content += delta.content;
+}
+
+std::string completion_json(const AnswerHead& head, const Answer& answer, const Finished& finished) {
+  json::object message;
+  message["role"] = "assistant";
+  message["content"] = answer.content;
+  if (!answer.reasoning.empty()) {
+    message["reasoning_content"] = answer.reasoning;
+  }
+  const std::string_view reason = to_string(finished.reason);
+  json::object choice;
+  choice["index"] = 0;
+  choice["message"] = std::move(message);
+  choice["logprobs"] = head.logprobs ? logprobs_json(answer.content_logprobs, answer.reasoning_logprobs)
+                                     : json::value(nullptr);
+  choice["finish_reason"] = json::string(reason.data(), reason.size());
+  json::array choices;
+  choices.emplace_back(std::move(choice));
+  json::object out = head_json(head, "chat.completion");
+  out["choices"] = std::move(choices);
+  out["usage"] = usage_json(finished.usage);
+  return json::serialize(out);
+}
+
+std::string role_chunk(const AnswerHead& head) {
+  json::object delta;
+  delta["role"] = "assistant";
+  delta["content"] = "";
+  return chunk(head, std::move(delta), nullptr, nullptr);
+}
+
+std::string delta_chunk(const AnswerHead& head, const Delta& delta) {
+  const bool thinking = delta.content.empty() && !delta.reasoning.empty();
+  json::object out;
+  if (thinking) {
+    out["reasoning_content"] = delta.reasoning;
+  } else {
+    out["content"] = delta.content;
+  }
+  json::value logprobs = nullptr;
+  if (head.logprobs) {
+    const std::vector<TokenInfo> none;
+    logprobs = thinking ? logprobs_json(none, delta.logprobs) : logprobs_json(delta.logprobs, none);
+  }
+  return chunk(head, std::move(out), std::move(logprobs), nullptr);
+}
+
+std::string finish_chunk(const AnswerHead& head, FinishReason reason) {
+  const std::string_view word = to_string(reason);
+  return chunk(head, json::object{}, nullptr, json::string(word.data(), word.size()));
+}
+
+std::string usage_chunk(const AnswerHead& head, const Usage& usage) {
+  json::object out = head_json(head, "chat.completion.chunk");
+  out["choices"] = json::array{};
+  out["usage"] = usage_json(usage);
+  return json::serialize(out);
+}
+
+std::string model_json(const ModelCard& card) { return json::serialize(card_json(card)); }
+
+std::string models_json(const ModelCard& card) {
+  json::array data;
+  data.emplace_back(card_json(card));
+  json::object out;
+  out["object"] = "list";
+  out["data"] = std::move(data);
+  return json::serialize(out);
+}
+
+}  // namespace lily
