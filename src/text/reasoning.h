@@ -20,6 +20,7 @@ class ReasoningSplitter {
   Delta push(std::string_view text);
   Delta flush();  // end of the answer: what was held back
   bool in_think() const { return state_ == State::think_start || state_ == State::think; }
+  size_t held() const { return held_.size(); }  // bytes pushed that wait for what follows
 
  private:
   enum class State {
