@@ -4,6 +4,7 @@
 #include <boost/json/basic_parser_impl.hpp>
 #include <boost/json/parse.hpp>
 #include <boost/json/serialize.hpp>
+#include <cmath>
 #include <unordered_set>
 #include <vector>
 
@@ -108,8 +109,10 @@ void write_pretty(const json::value& value, bool sorted, size_t indent, std::str
     }
     out += end;
     out += "]";
-  } else if (value.is_double()) {
-    out += fmt::format("{}", value.get_double());  // shortest form that reads back the same
+  } else if (value.is_double() && std::isfinite(value.get_double())) {
+    const std::string text = fmt::format("{}", value.get_double());  // shortest form that reads back the same
+    out += text;
+    out += text.find_first_of(".e") == std::string::npos ? ".0" : "";
   } else {
     out += json::serialize(value);
   }
