@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "weights/faults.h"
+#include "weights/published.h"
 
 namespace lily {
 namespace {
@@ -147,13 +148,6 @@ class Binder {
   Faults faults_;
   uint64_t bytes_ = 0;
 };
-
-bool is_published_layout(const Container& container) {
-  return std::any_of(container.tensors().begin(), container.tensors().end(), [](const StoredTensor& tensor) {
-    return tensor.name.starts_with("model.language_model.") ||
-           tensor.name.ends_with(".mlp.experts.gate_up_proj");
-  });
-}
 
 }  // namespace
 
