@@ -20,12 +20,24 @@ class Bpe {
     uint32_t result;       // id of the joined token
   };
 
-  // Memory for one caller; keep it over many pieces. Grows to about 30 bytes per byte of the longest piece.
+  // Memory for one caller; keep it over many pieces. Grows to about 40 bytes per byte of the longest piece.
   struct Scratch {
-    std::vector<uint32_t> id, before, after, rank, sorted;
-    std::vector<uint32_t> head, link, position;  // pending pairs, in one list per rank
-    std::vector<uint64_t> occupied;              // bit per rank: its list is not empty
-    std::vector<uint64_t> early;                 // heap of pairs that must not wait for their list
+    struct Part {
+      uint32_t id;
+      uint32_t before, after;  // neighbours
+      uint32_t rank;           // of the pair that begins here
+    };
+    struct Pending {
+      uint32_t at;
+      uint32_t next;  // in the list of its rank
+    };
+    std::vector<Part> parts;
+    std::vector<Pending> pending;
+    std::vector<uint32_t> head;  // by rank: first of its list
+    std::vector<uint64_t> occupied,
+        occupied2;  // a bit per rank whose list is not empty; a bit per word of it
+    std::vector<uint32_t> sorted;
+    std::vector<uint64_t> early;  // heap of pairs that must not wait for their list
   };
 
   // `bytes` are the ids of the 256 single bytes. Of equal pairs the last merge counts. Ids at most kMaxId,
@@ -43,14 +55,17 @@ class Bpe {
   uint32_t rank_of(uint32_t left, uint32_t right) const;
   void encode_short(std::string_view piece, std::vector<int32_t>& out) const;
   void encode_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const;
+  void begin_long(std::string_view piece, Scratch& scratch) const;
+  void merge_rank(uint32_t rank, Scratch& scratch) const;
   void offer(uint32_t at, uint32_t current, Scratch& scratch) const;
   void merge_at(uint32_t at, uint32_t current, Scratch& scratch) const;
 
   std::array<uint32_t, 256> bytes_;
   std::vector<uint32_t> result_;     // by rank
-  std::vector<uint32_t> byte_rank_;  // of two single bytes, [256 * left + right]: most look-ups end here
+  std::vector<uint32_t> byte_rank_;  // of two single bytes, [256 * left + right]
   std::vector<uint64_t> slots_;      // open addressing: left << 42 | right << 21 | rank; all ones = empty
-  uint64_t mask_ = 0;
+  std::vector<uint64_t> filter_;     // bit per hash, small enough for the cache: most pairs have no merge
+  uint64_t mask_ = 0, filter_mask_ = 0;
 };
 
 }  // namespace lily

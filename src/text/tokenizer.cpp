@@ -9,6 +9,7 @@
 #include "text/added_tokens.h"
 #include "text/bpe.h"
 #include "text/pretokenizer.h"
+#include "text/token_table.h"
 #include "text/tokenizer_file.h"
 #include "text/unicode.h"
 
@@ -62,30 +63,35 @@ struct Tokenizer::Impl {
       : tokens(std::move(file.tokens)),
         added(std::move(file.added)),
         bpe(file.byte_ids, file.merges),
+        whole(tokens, mergeable(file)),
         merges_to_itself(std::make_unique<std::atomic<Whole>[]>(tokens.size())) {
     for (size_t i = 0; i < added.size(); ++i) {
       matcher.insert(added[i].text, static_cast<uint32_t>(i));
       added_by_text.emplace(added[i].text, added[i].id);
       added_by_id.emplace(added[i].id, i);
     }
-    whole.reserve(file.merges.size() + 256);
-    for (const uint32_t id : file.byte_ids) whole.emplace(tokens[id], id);
-    for (const Bpe::Merge& merge : file.merges) whole.emplace(tokens[merge.result], merge.result);
+  }
+
+  // What merging can give.
+  static std::vector<uint32_t> mergeable(const TokenizerFile& file) {
+    std::vector<uint32_t> ids(file.byte_ids.begin(), file.byte_ids.end());
+    for (const Bpe::Merge& merge : file.merges) ids.push_back(merge.result);
+    return ids;
   }
 
   void encode_piece(std::string_view piece, Bpe::Scratch& scratch, std::vector<int32_t>& out) const {
     const auto found = whole.find(piece);
-    if (found == whole.end()) return bpe.encode(piece, scratch, out);
+    if (!found) return bpe.encode(piece, scratch, out);
     // A token's own bytes need not merge into it: the first caller finds out. Any thread finds the same, so
     // relaxed order will do.
-    std::atomic<Whole>& state = merges_to_itself[found->second];
+    std::atomic<Whole>& state = merges_to_itself[*found];
     if (state.load(std::memory_order_relaxed) == Whole::yes) {
-      out.push_back(static_cast<int32_t>(found->second));
+      out.push_back(static_cast<int32_t>(*found));
       return;
     }
     const size_t before = out.size();
     bpe.encode(piece, scratch, out);
-    if (out.size() == before + 1 && out.back() == static_cast<int32_t>(found->second))
+    if (out.size() == before + 1 && out.back() == static_cast<int32_t>(*found))
       state.store(Whole::yes, std::memory_order_relaxed);
   }
 
@@ -128,7 +134,7 @@ struct Tokenizer::Impl {
   std::unordered_map<std::string_view, int32_t> added_by_text;
   AddedTokenMatcher matcher;
   Bpe bpe;
-  std::unordered_map<std::string_view, uint32_t> whole;    // bytes of what merging can give -> id
+  TokenTable whole;
   std::unique_ptr<std::atomic<Whole>[]> merges_to_itself;  // by id
 };
 
