@@ -10,6 +10,16 @@ namespace {
 
 constexpr uint64_t kEmpty = UINT64_MAX;
 
+// Ranges of ranks that are merged at a time: one rank each for the first, which are the most frequent (and
+// keep runs of one character out of the heap), 128 each for the rest.
+constexpr uint32_t kSingle = 4096;
+constexpr int kRangeBits = 7;
+
+size_t range_of(uint64_t rank) { return rank < kSingle ? rank : kSingle + ((rank - kSingle) >> kRangeBits); }
+uint64_t end_of_range(size_t range) {
+  return range < kSingle ? range + 1 : kSingle + ((range - kSingle + 1) << kRangeBits);
+}
+
 uint64_t spread(uint64_t pair) {
   pair *= 0x9E3779B97F4A7C15U;
   return pair ^ pair >> 32;
@@ -82,91 +92,83 @@ void Bpe::encode_short(std::string_view piece, std::vector<int32_t>& out) const 
   for (size_t i = 0; i < count; ++i) out.push_back(static_cast<int32_t>(id[i]));
 }
 
-// Notes the pair that begins at `at`, if it has a merge. A pair of a rank above the current one waits in that
-// rank's list. A lower or equal rank can only come up when a part's own merge has a later rank than the pair
-// (27 merges of the published vocabulary): it goes to the heap, which is looked at before the list goes on.
-void Bpe::offer(uint32_t at, uint32_t current, Scratch& s) const {
+// Notes the pair that begins at `at`, if it has a merge: in `now` when its rank is below `limit`.
+void Bpe::offer(uint32_t at, uint64_t limit, std::vector<uint64_t>& now, Scratch& s) {
   const uint32_t rank = s.parts[at].rank;
   if (rank == kNone) return;
-  if (current != kNone && rank <= current) {
-    s.early.push_back(uint64_t{rank} << 32 | at);
-    std::push_heap(s.early.begin(), s.early.end(), std::greater<>());
+  const uint64_t key = uint64_t{rank} << 32 | at;
+  if (rank >= limit) {
+    s.later[range_of(rank)].push_back(key);
     return;
   }
-  if (s.head[rank] == kNone) {
-    s.occupied[rank >> 6] |= uint64_t{1} << (rank & 63);
-    s.occupied2[rank >> 12] |= uint64_t{1} << (rank >> 6 & 63);
-  }
-  s.pending.push_back({at, s.head[rank]});
-  s.head[rank] = static_cast<uint32_t>(s.pending.size() - 1);
+  now.push_back(key);
+  if (&now == &s.heap) std::push_heap(now.begin(), now.end(), std::greater<>());
 }
 
-void Bpe::merge_at(uint32_t at, uint32_t current, Scratch& s) const {
+void Bpe::merge_at(uint32_t at, uint64_t limit, Scratch& s) const {
   Scratch::Part& part = s.parts[at];
   Scratch::Part& gone = s.parts[part.after];
   part.id = result_[part.rank];
   part.after = gone.after;
-  gone.rank = kNone;
   part.rank = kNone;
+  gone.rank = kNone;
   if (part.after != kNone) {
     s.parts[part.after].before = at;
     part.rank = rank_of(part.id, s.parts[part.after].id);
-    offer(at, current, s);
+    offer(at, limit, s.heap, s);
   }
   if (part.before != kNone) {
     s.parts[part.before].rank = rank_of(s.parts[part.before].id, part.id);
-    offer(part.before, current, s);
+    offer(part.before, limit, s.heap, s);
   }
 }
 
-void Bpe::begin_long(std::string_view piece, Scratch& s) const {
+void Bpe::begin_long(std::string_view piece, uint64_t limit, Scratch& s) const {
   const auto count = static_cast<uint32_t>(piece.size());
   s.parts.resize(count);
-  s.head.resize(result_.size(), kNone);  // all lists are empty between pieces
-  s.occupied.resize(result_.size() / 64 + 1, 0);
-  s.occupied2.resize(result_.size() / 4096 + 1, 0);
-  s.pending.clear();
+  s.run.clear();
   for (uint32_t i = 0; i < count; ++i) {
     const auto byte = static_cast<uint8_t>(piece[i]);
     const bool last = i + 1 == count;
     const uint32_t rank = last ? kNone : byte_rank_[byte * size_t{256} + static_cast<uint8_t>(piece[i + 1])];
     s.parts[i] = {bytes_[byte], i == 0 ? kNone : i - 1, last ? kNone : i + 1, rank};
-    offer(i, kNone, s);
+    offer(i, limit, s.run, s);
   }
 }
 
-void Bpe::merge_rank(uint32_t rank, Scratch& s) const {
-  s.sorted.clear();
-  for (uint32_t entry = s.head[rank]; entry != kNone; entry = s.pending[entry].next)
-    s.sorted.push_back(s.pending[entry].at);
-  s.head[rank] = kNone;
-  std::sort(s.sorted.begin(), s.sorted.end());
-  for (size_t i = 0; i < s.sorted.size() || !s.early.empty();) {
-    uint64_t next = i < s.sorted.size() ? uint64_t{rank} << 32 | s.sorted[i] : kEmpty;
-    if (!s.early.empty() && s.early.front() < next) {
-      next = s.early.front();
-      std::pop_heap(s.early.begin(), s.early.end(), std::greater<>());
-      s.early.pop_back();
+// Merges the pairs of s.run, and those below the limit that come up on the way, in order of rank, then place.
+void Bpe::merge_below(uint64_t limit, Scratch& s) const {
+  if (!std::is_sorted(s.run.begin(), s.run.end())) std::sort(s.run.begin(), s.run.end());
+  constexpr size_t kAhead = 6;
+  for (size_t i = 0; i < s.run.size() || !s.heap.empty();) {
+    uint64_t next = i < s.run.size() ? s.run[i] : kEmpty;
+    if (!s.heap.empty() && s.heap.front() < next) {
+      next = s.heap.front();
+      std::pop_heap(s.heap.begin(), s.heap.end(), std::greater<>());
+      s.heap.pop_back();
     } else {
       ++i;
+      if (i + kAhead < s.run.size()) __builtin_prefetch(&s.parts[static_cast<uint32_t>(s.run[i + kAhead])]);
     }
     const auto at = static_cast<uint32_t>(next);
-    if (s.parts[at].rank == next >> 32) merge_at(at, rank, s);  // else the pair has changed since
+    if (s.parts[at].rank == next >> 32) merge_at(at, limit, s);  // else the pair has changed since
   }
 }
 
+// A new pair nearly always has a higher rank than the merge that made it, but need not (27 merges of the
+// published vocabulary use a part that a later merge makes): the heap takes any rank below the limit, so that
+// the next merge is the lowest rank of all, whatever the order of the list.
 void Bpe::encode_long(std::string_view piece, Scratch& s, std::vector<int32_t>& out) const {
-  begin_long(piece, s);
-  for (size_t top = 0; top < s.occupied2.size(); ++top) {
-    while (s.occupied2[top] != 0) {
-      const size_t word = top * 64 + static_cast<size_t>(std::countr_zero(s.occupied2[top]));
-      while (s.occupied[word] != 0) {
-        const auto rank =
-            static_cast<uint32_t>(word * 64 + static_cast<size_t>(std::countr_zero(s.occupied[word])));
-        s.occupied[word] &= s.occupied[word] - 1;
-        merge_rank(rank, s);
-      }
-      s.occupied2[top] &= s.occupied2[top] - 1;  // new pairs have higher ranks: this word stays empty
+  const bool ranges = piece.size() > kLong;
+  if (ranges) s.later.resize(range_of(result_.size()) + 1);
+  begin_long(piece, ranges ? 0 : kNone, s);
+  if (!ranges) {
+    merge_below(kNone, s);
+  } else {
+    for (size_t range = 0; range < s.later.size(); ++range) {
+      s.run.swap(s.later[range]);
+      s.later[range].clear();
+      merge_below(end_of_range(range), s);
     }
   }
   for (uint32_t i = 0; i != kNone; i = s.parts[i].after) out.push_back(static_cast<int32_t>(s.parts[i].id));

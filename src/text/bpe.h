@@ -27,38 +27,32 @@ class Bpe {
       uint32_t before, after;  // neighbours
       uint32_t rank;           // of the pair that begins here
     };
-    struct Pending {
-      uint32_t at;
-      uint32_t next;  // in the list of its rank
-    };
     std::vector<Part> parts;
-    std::vector<Pending> pending;
-    std::vector<uint32_t> head;  // by rank: first of its list
-    std::vector<uint64_t> occupied,
-        occupied2;  // a bit per rank whose list is not empty; a bit per word of it
-    std::vector<uint32_t> sorted;
-    std::vector<uint64_t> early;  // heap of pairs that must not wait for their list
+    // Pairs that can be merged, as rank << 32 | place: those of the ranks now being merged, sorted; a heap of
+    // those of the same ranks that came up since; and all others, by range of ranks.
+    std::vector<uint64_t> run, heap;
+    std::vector<std::vector<uint64_t>> later;
   };
 
   // `bytes` are the ids of the 256 single bytes. Of equal pairs the last merge counts. Ids at most kMaxId,
   // at most kMaxMerges merges.
   Bpe(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges);
 
-  // Appends the ids of `piece`. Short pieces are merged by scanning, long ones in time linear in their length
-  // but for sorting the places where one pair occurs.
+  // Appends the ids of `piece`, in O(n log n) for a long one. `piece` has less than 4 GiB.
   void encode(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const;
 
-  static constexpr size_t kShort = 32;  // bytes up to which scanning is used
+  static constexpr size_t kShort = 32;   // bytes up to which the lowest rank is found by scanning
+  static constexpr size_t kLong = 4096;  // bytes from which pairs are kept apart by range of ranks
 
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
   uint32_t rank_of(uint32_t left, uint32_t right) const;
   void encode_short(std::string_view piece, std::vector<int32_t>& out) const;
   void encode_long(std::string_view piece, Scratch& scratch, std::vector<int32_t>& out) const;
-  void begin_long(std::string_view piece, Scratch& scratch) const;
-  void merge_rank(uint32_t rank, Scratch& scratch) const;
-  void offer(uint32_t at, uint32_t current, Scratch& scratch) const;
-  void merge_at(uint32_t at, uint32_t current, Scratch& scratch) const;
+  void begin_long(std::string_view piece, uint64_t limit, Scratch& scratch) const;
+  void merge_below(uint64_t limit, Scratch& scratch) const;
+  static void offer(uint32_t at, uint64_t limit, std::vector<uint64_t>& now, Scratch& scratch);
+  void merge_at(uint32_t at, uint64_t limit, Scratch& scratch) const;
 
   std::array<uint32_t, 256> bytes_;
   std::vector<uint32_t> result_;     // by rank
