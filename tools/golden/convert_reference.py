@@ -4,16 +4,20 @@
     convert_reference.py --check              compare with mx.quantize over kinds, bits, groups and types (needs mlx)
     convert_reference.py --write FILE.json    write tests/golden/quantize.json from mx.quantize (needs mlx)
     convert_reference.py --verify FILE.json   compare this formula with the committed file (numpy only)
+    convert_reference.py --convert SRC DST [--bits 4 --group 64]   published bf16 layout -> MLX layout, MTP kept (numpy only; small models:
+                                              every tensor is held in memory)
 """
 import argparse
+import glob
 import json
 import os
+import re
 import sys
 
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from synth import Storage, draws, to_bf16, from_bf16  # noqa: E402
+from synth import Storage, draws, from_bf16, quantisation_of, to_bf16  # noqa: E402
 
 EPS = np.float32(1e-7)
 CASES = [(bits, group) for bits in (4, 8) for group in (32, 64, 128)]
@@ -152,12 +156,96 @@ def verify(path):
     return 0
 
 
+def load_published(folder):
+    """{name: (shape, bf16 bit patterns)} of a folder in the published layout."""
+    out = {}
+    for path in sorted(glob.glob(os.path.join(folder, "model*.safetensors"))):
+        with open(path, "rb") as f:
+            size = int.from_bytes(f.read(8), "little")
+            header = json.loads(f.read(size))
+            data = f.read()
+        header.pop("__metadata__", None)
+        for name, e in header.items():
+            if e["dtype"] != "BF16":
+                raise ValueError(f"{name}: BF16 expected, {e['dtype']} found")
+            begin, end = e["data_offsets"]
+            out[name] = np.frombuffer(data[begin:end], np.uint16).reshape(e["shape"])
+    return out
+
+
+def mlx_names(tensors):
+    """Published names and values -> ({module: weight bits}, {tensor: bits}) in the MLX layout, before quantisation."""
+    modules, vectors, experts = {}, {}, {}
+    for name, w in tensors.items():
+        if name.startswith("model.visual."):
+            continue
+        mtp = name.startswith("mtp.")
+        name = name.replace("model.language_model.", "language_model.model.", 1) if not mtp and name != "lm_head.weight" else f"language_model.{name}"
+        if m := re.fullmatch(r"(.*\.mlp)\.experts\.(\d+)\.(\w+)\.weight", name):
+            experts.setdefault(f"{m[1]}.switch_mlp.{m[3]}", {})[int(m[2])] = w
+        elif name.endswith(".experts.gate_up_proj"):
+            stem, half = name.replace(".experts.gate_up_proj", ".switch_mlp"), w.shape[1] // 2
+            modules[f"{stem}.gate_proj"], modules[f"{stem}.up_proj"] = w[:, :half], w[:, half:]
+        elif name.endswith(".experts.down_proj"):
+            modules[name.replace(".experts.", ".switch_mlp.")] = w
+        elif name.endswith(".conv1d.weight"):
+            vectors[name] = w.reshape(w.shape[0], 4, 1)
+        elif w.ndim == 1:
+            plain = name.endswith((".linear_attn.norm.weight", ".A_log", ".dt_bias"))
+            vectors[name] = w if plain else to_bf16(from_bf16(w) + np.float32(1))
+        else:
+            modules[name.removesuffix(".weight")] = w
+    for module, parts in experts.items():
+        modules[module] = np.stack([parts[e] for e in range(len(parts))])
+    return modules, vectors
+
+
+def convert(src, dst, bits, group):
+    modules, vectors = mlx_names(load_published(src))
+    with open(os.path.join(src, "config.json")) as f:
+        config = json.load(f)
+    quantization = dict(group_size=group, bits=bits, mode="affine")
+    tensors = {n: ("BF16", w) for n, w in vectors.items()}
+    for module, w in modules.items():
+        if w.shape[-1] % group:                      # as mlx_lm does: left as it is
+            tensors[f"{module}.weight"] = ("BF16", w)
+            continue
+        b, g = quantisation_of(module, w.shape[-1], bits, group)
+        if module.endswith((".mlp.gate", ".mlp.shared_expert_gate")):
+            quantization[module] = dict(group_size=g, bits=b)
+        codes, s, z = quantize(from_bf16(w), b, g)
+        lead = list(w.shape[:-1])
+        tensors[f"{module}.weight"] = ("U32", pack(codes, b).reshape(lead + [-1]))
+        tensors[f"{module}.scales"] = ("BF16", to_bf16(s).reshape(lead + [-1]))
+        tensors[f"{module}.biases"] = ("BF16", to_bf16(z).reshape(lead + [-1]))
+    config["quantization"] = config["quantization_config"] = quantization
+    header, offset = {"__metadata__": {"format": "mlx"}}, 0
+    for n, (dtype, a) in tensors.items():
+        header[n] = dict(dtype=dtype, shape=list(a.shape), data_offsets=[offset, offset + a.nbytes])
+        offset += a.nbytes
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    os.makedirs(dst, exist_ok=True)
+    with open(os.path.join(dst, "model.safetensors"), "wb") as f:
+        f.write(len(text).to_bytes(8, "little") + text)
+        for _, a in tensors.values():
+            f.write(np.ascontiguousarray(a).tobytes())
+    with open(os.path.join(dst, "config.json"), "w") as f:
+        json.dump(config, f, indent=2)
+    return 0
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--check", action="store_true")
     p.add_argument("--write", metavar="FILE")
     p.add_argument("--verify", metavar="FILE")
+    p.add_argument("--convert", nargs=2, metavar=("SRC", "DST"))
+    p.add_argument("--bits", type=int, choices=(4, 8), default=4)
+    p.add_argument("--group", type=int, choices=(32, 64, 128), default=64)
     a = p.parse_args()
+    if a.convert:
+        return convert(*a.convert, a.bits, a.group)
     if a.check:
         return check()
     if a.write:

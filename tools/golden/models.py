@@ -38,35 +38,54 @@ class Checkpoint:
     def raw(self, name):
         dtype, shape, data = self.entries[name]
         kind = {"U32": np.uint32, "BF16": np.uint16, "F16": np.float16, "F32": np.float32}[dtype]
-        return dtype, np.asarray(data).view(kind).reshape(shape)
+        return dtype, np.frombuffer(data, kind).reshape(shape)
 
-    def array(self, name):
-        """A stored float tensor as float32."""
+    def array(self, name, pick=slice(None)):
+        """A stored float tensor (or one slice of its first dimension) as float32."""
         dtype, a = self.raw(name)
+        a = a[pick]
         if dtype == "BF16":
             return (a.astype(np.uint32) << np.uint32(16)).view(np.float32)
         return a.astype(np.float32)
 
-    def module(self, module):
-        """The weight of a module in float32, dequantised if it has scales: w = scale * code + bias, each step in float32."""
+    def module(self, module, expert=None):
+        """The weight of a module (or of one expert of a stacked module) in float32, dequantised if it has scales:
+        w = scale * code + bias, each step in float32."""
+        pick = slice(None) if expert is None else expert
         if f"{module}.scales" not in self.entries:
-            return self.array(f"{module}.weight")
-        _, words = self.raw(f"{module}.weight")
-        scales, biases = self.array(f"{module}.scales"), self.array(f"{module}.biases")
+            return self.array(f"{module}.weight", pick)
+        words = self.raw(f"{module}.weight")[1][pick]
+        scales, biases = self.array(f"{module}.scales", pick), self.array(f"{module}.biases", pick)
         override = self.quantization.get(module)
         bits = (override if isinstance(override, dict) else self.quantization)["bits"]
-        codes = np.ascontiguousarray(words).view(np.uint8)
+        data = np.ascontiguousarray(words).view(np.uint8)
         if bits == 4:
-            codes = np.stack([codes & 15, codes >> 4], -1)
-        codes = codes.reshape(*scales.shape, -1)
-        out = codes.astype(np.float32)
+            out = np.empty((*data.shape, 2), np.float32)
+            out[..., 0] = data & 15
+            out[..., 1] = data >> 4
+        else:
+            out = data.astype(np.float32)
+        out = out.reshape(*scales.shape, -1)
         out *= scales[..., None]
         out += biases[..., None]
         return out.reshape(*words.shape[:-1], -1)
 
 
-def transformers_state(ckpt):
-    """(name, float32 array) in the naming of Qwen3_5MoeForCausalLM; norms are zero-centred again."""
+class LazyExperts:
+    """Stands in for an expert parameter [experts, rows, columns] of transformers, whose eager code only indexes it by one expert:
+    dequantises that expert when asked, so that a full-width model fits in memory. The numbers are the same."""
+
+    def __init__(self, ckpt, *modules):
+        self.ckpt, self.modules = ckpt, modules
+
+    def __getitem__(self, expert):
+        import torch
+        parts = [self.ckpt.module(m, int(expert)) for m in self.modules]
+        return torch.from_numpy(np.concatenate(parts) if len(parts) > 1 else parts[0])
+
+
+def transformers_state(ckpt, lazy):
+    """(name, float32 array or LazyExperts) in the naming of Qwen3_5MoeForCausalLM; norms are zero-centred again."""
     layers = ckpt.text_config["num_hidden_layers"]
     root = "language_model.model"
 
@@ -97,12 +116,18 @@ def transformers_state(ckpt):
         yield f"{d}.mlp.shared_expert_gate.weight", ckpt.module(f"{s}.mlp.shared_expert_gate")
         for m in ("gate_proj", "up_proj", "down_proj"):
             yield f"{d}.mlp.shared_expert.{m}.weight", ckpt.module(f"{s}.mlp.shared_expert.{m}")
+        e = f"{s}.mlp.switch_mlp"
+        if lazy:
+            yield f"{d}.mlp.experts.gate_up_proj", LazyExperts(ckpt, f"{e}.gate_proj", f"{e}.up_proj")
+            yield f"{d}.mlp.experts.down_proj", LazyExperts(ckpt, f"{e}.down_proj")
+            continue
         gate = ckpt.module(f"{s}.mlp.switch_mlp.gate_proj")
         yield f"{d}.mlp.experts.gate_up_proj", np.concatenate([gate, ckpt.module(f"{s}.mlp.switch_mlp.up_proj")], axis=1)
         yield f"{d}.mlp.experts.down_proj", ckpt.module(f"{s}.mlp.switch_mlp.down_proj")
 
 
-def transformers_model(folder, dtype="float32"):
+def transformers_model(folder, dtype="float32", lazy=None):
+    """lazy: dequantise experts on demand; by default for models whose experts exceed 2 GB in float32."""
     import torch
     from transformers import Qwen3_5MoeForCausalLM, Qwen3_5MoeTextConfig
 
@@ -114,16 +139,21 @@ def transformers_model(folder, dtype="float32"):
     config._attn_implementation = "eager"
     if hasattr(config, "_experts_implementation"):
         config._experts_implementation = "eager"
+    if lazy is None:
+        lazy = config.num_hidden_layers * config.num_experts * 3 * config.moe_intermediate_size * config.hidden_size * 4 > 2e9
     with torch.device("meta"):
         model = Qwen3_5MoeForCausalLM._from_config(config, dtype=torch.float32)
     parameters = dict(model.named_parameters())
     seen = set()
-    for name, value in transformers_state(ckpt):
-        p = parameters[name]
-        if tuple(p.shape) != value.shape:
-            raise ValueError(f"{name}: the model expects {tuple(p.shape)}, the checkpoint gives {value.shape}")
-        owner = model.get_submodule(name.rsplit(".", 1)[0])
-        owner._parameters[name.rsplit(".", 1)[1]] = torch.nn.Parameter(torch.from_numpy(np.ascontiguousarray(value)), requires_grad=False)
+    for name, value in transformers_state(ckpt, lazy):
+        owner, leaf = model.get_submodule(name.rsplit(".", 1)[0]), name.rsplit(".", 1)[1]
+        if isinstance(value, LazyExperts):
+            del owner._parameters[leaf]
+            object.__setattr__(owner, leaf, value)
+        else:
+            if tuple(parameters[name].shape) != value.shape:
+                raise ValueError(f"{name}: the model expects {tuple(parameters[name].shape)}, the checkpoint gives {value.shape}")
+            owner._parameters[leaf] = torch.nn.Parameter(torch.from_numpy(np.ascontiguousarray(value)), requires_grad=False)
         seen.add(name)
     if missing := set(parameters) - seen:
         raise ValueError(f"not in the checkpoint: {sorted(missing)[:5]}")
@@ -134,24 +164,29 @@ def transformers_model(folder, dtype="float32"):
     return model.eval()
 
 
-def transformers_norms(model, ids):
-    """Residual-stream norms: [layers + 1, tokens]; row 0 after the embedding, row n + 1 after layer n (before the final norm)."""
+def transformers_prefill(model, ids):
+    """One pass without a cache. Returns (logits [tokens, vocab], residual [1 + 2 * layers, tokens, hidden]): the residual stream after the
+    embedding, then after the mixer and after the experts of each layer, before the final norm."""
     import torch
-    rows = []
+    residual = []
 
-    def keep(_, __, output):
-        h = output[0] if isinstance(output, tuple) else output
-        rows.append(h.reshape(-1, h.shape[-1]).double().norm(dim=-1).float().numpy())
+    def after(_, __, output):
+        residual.append((output[0] if isinstance(output, tuple) else output)[0].numpy())
 
-    hooks = [model.model.embed_tokens.register_forward_hook(keep)]
-    hooks += [layer.register_forward_hook(keep) for layer in model.model.layers]
+    def before(_, inputs):
+        residual.append(inputs[0][0].numpy())
+
+    hooks = [model.model.embed_tokens.register_forward_hook(after)]
+    for layer in model.model.layers:   # its input is the stream after the mixer
+        hooks.append(layer.post_attention_layernorm.register_forward_pre_hook(before))
+        hooks.append(layer.register_forward_hook(after))
     try:
         with torch.no_grad():
             logits = model(torch.tensor([ids]), use_cache=False).logits[0].numpy()
     finally:
         for h in hooks:
             h.remove()
-    return logits, np.stack(rows)
+    return logits, np.stack(residual)
 
 
 def transformers_greedy(model, ids, steps):
