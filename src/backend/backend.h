@@ -60,7 +60,7 @@ struct Slice {
   SequenceState* state = nullptr;
   // n = prefill chunk or draft; 1 = decode; empty = one row, the token just sampled for this state by an
   // earlier pass (perhaps not collected yet), which never left the device. At most Plan::chunk.
-  std::span<const int32_t> tokens;
+  std::span<const int32_t> tokens{};
   Sampling sampling{};       // from the logits of the last row
   uint32_t logits_rows = 0;  // how many last rows of logits the caller wants to see
   Keep keep = Keep::all_rows;
@@ -91,11 +91,11 @@ struct Output {
 using Ticket = uint64_t;
 
 struct DeviceInfo {
-  std::string name;         // "cpu", "reference", ...: the value of --device
-  std::string description;  // "AMD EPYC, 2 threads, avx512"
+  std::string name;           // "cpu", "reference", ...: the value of --device
+  std::string description{};  // "AMD EPYC, 2 threads, avx512"
   uint64_t memory_bytes = 0;
   double peak_bytes_per_second = 0;  // measured read bandwidth; 0 = not measured
-  std::vector<std::string> features;
+  std::vector<std::string> features{};
 };
 
 struct MemoryNeed {

@@ -224,7 +224,7 @@ Sampled sample(std::span<const float> logits, const Sampling& sampling, const To
   for (float& logit : adjusted) {
     logit /= sampling.temperature;
   }
-  if (!is_usable(adjusted[best])) {  // a temperature so small that the quotient overflows decides like greedy
+  if (!std::isfinite(adjusted[best])) {  // a temperature so small that the quotient overflows decides like greedy
     return {.token = best, .finite = true};
   }
   Ranking ranking(adjusted, adjusted[best], scratch);
