@@ -1,0 +1,28 @@
+#include "tests/blocks/implementations.h"
+
+#include "reference/blocks.h"
+
+namespace lily::test {
+
+const std::vector<Implementation>& implementations() {
+  static const std::vector<Implementation> all = [] {
+    std::vector<Implementation> list;
+    list.push_back({"reference",
+                    [](unsigned threads) -> Result<std::unique_ptr<host::Blocks>> {
+                      return std::unique_ptr<host::Blocks>(
+                          std::make_unique<reference::ReferenceBlocks>(threads));
+                    },
+                    {.embed = 0,
+                     .delta_net = 1e-5,
+                     .attention = 1e-5,
+                     .moe = 1e-5,
+                     .head = 1e-5,
+                     .state = 1e-5,
+                     .model = 1e-4,
+                     .router = 1e-5}});
+    return list;
+  }();
+  return all;
+}
+
+}  // namespace lily::test

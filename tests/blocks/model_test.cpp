@@ -1,0 +1,294 @@
+// Properties of the whole model on kTiny, of every host implementation behind its backend.
+#include <gtest/gtest.h>
+
+#include "tests/blocks/rig.h"
+#include "tests/support/oracle.h"
+
+namespace lily::test {
+namespace {
+
+using Tokens = std::vector<int32_t>;
+using Logits = std::vector<float>;
+
+const RandomWeights& tiny_weights() {
+  static const RandomWeights weights(kTiny, {.seed = 11});
+  return weights;
+}
+
+Tokens prompt(size_t count, uint64_t seed = 1) {
+  Tokens tokens;
+  for (size_t i = 0; i < count; ++i) {
+    tokens.push_back(static_cast<int32_t>(mix(seed * 1000 + i) % kTiny.vocab));
+  }
+  return tokens;
+}
+
+Sampling greedy() {
+  Sampling sampling;
+  sampling.mode = Sampling::Mode::greedy;
+  return sampling;
+}
+
+// A loaded backend.
+struct Model {
+  explicit Model(const Implementation& implementation, unsigned threads = 2, uint32_t chunk = 512) {
+    const auto plan = make_plan(kTiny, {.context = 1024, .sequences = 8, .chunk = chunk});
+    auto blocks = implementation.make(threads);
+    EXPECT_TRUE(blocks.has_value() && plan.has_value());
+    backend =
+        std::make_unique<host::HostBackend>(DeviceInfo{.name = implementation.name}, *std::move(blocks));
+    EXPECT_TRUE(backend->load(tiny_weights().get(), *plan, [](double) {}).has_value());
+  }
+
+  std::unique_ptr<SequenceState> state() const { return *backend->new_state(1024); }
+
+  Output run(const std::vector<Slice>& slices) const {
+    const auto ticket = backend->submit({.slices = slices});
+    EXPECT_TRUE(ticket.has_value()) << (ticket ? "" : ticket.error().message);
+    auto output = backend->collect(*ticket);
+    EXPECT_TRUE(output.has_value()) << (output ? "" : output.error().message);
+    return *std::move(output);
+  }
+
+  // The logits of every row of `tokens`, fed in pieces of `chunk`.
+  Logits feed(SequenceState& to, const Tokens& tokens, size_t chunk) const {
+    Logits all;
+    for (size_t first = 0; first < tokens.size(); first += chunk) {
+      const auto count = static_cast<uint32_t>(std::min(chunk, tokens.size() - first));
+      const auto out =
+          run({{.state = &to, .tokens = std::span(tokens).subspan(first, count), .logits_rows = count}});
+      all.insert(all.end(), out.slices[0].logits.begin(), out.slices[0].logits.end());
+    }
+    return all;
+  }
+
+  // `count` tokens sampled greedily, each fed as the empty slice.
+  Tokens decode(SequenceState& from, int count) const {
+    Tokens tokens;
+    for (int i = 0; i < count; ++i) {
+      tokens.push_back(run({{.state = &from, .sampling = greedy()}}).slices[0].token);
+    }
+    return tokens;
+  }
+
+  std::unique_ptr<host::HostBackend> backend;
+};
+
+// The largest distance of two rows of logits.
+double worst_row(const Logits& found, const Logits& expected) {
+  EXPECT_EQ(found.size(), expected.size());
+  double worst = 0;
+  for (size_t r = 0; r < expected.size() / kTiny.vocab; ++r) {
+    worst = std::max(worst, distance<float>(row_of(found, r, kTiny.vocab), row_of(expected, r, kTiny.vocab)));
+  }
+  return worst;
+}
+
+class ModelTest : public ::testing::TestWithParam<Implementation> {
+ protected:
+  const Tolerances& tolerance() const { return GetParam().tolerances; }
+};
+INSTANTIATE_TEST_SUITE_P(Host, ModelTest, ::testing::ValuesIn(implementations()), ImplementationName());
+
+TEST_P(ModelTest, LogitsAreThoseOfTheEquations) {
+  const Model model(GetParam());
+  const Oracle oracle(kTiny, tiny_weights().get());
+  const Tokens tokens = prompt(40);
+  const auto state = model.state();
+  const Logits found = model.feed(*state, tokens, 512);
+  OracleState expected(kTiny);
+  std::vector<double> distances;
+  for (size_t r = 0; r < tokens.size(); ++r) {
+    distances.push_back(distance<double>(row_of(found, r, kTiny.vocab), oracle.step(expected, tokens[r])));
+  }
+  // A token whose experts are chosen by less than the rounding error may go another way, and those after it
+  // see that: the median row has to be within the tolerance.
+  std::nth_element(distances.begin(), distances.begin() + 20, distances.end());
+  EXPECT_LE(distances[20], tolerance().model);
+}
+
+TEST_P(ModelTest, PrefillInAnyChunksIsTokenByToken) {
+  const Model model(GetParam());
+  const Tokens tokens = prompt(300);
+  const auto one_by_one = model.state();
+  const Logits expected = model.feed(*one_by_one, tokens, 1);
+  for (const size_t chunk : {7U, 64U, 512U}) {
+    const auto state = model.state();
+    EXPECT_LE(worst_row(model.feed(*state, tokens, chunk), expected), tolerance().model) << chunk;
+  }
+}
+
+// The reference computes each row by itself: not nearly, but exactly the same.
+TEST(ReferenceModel, PrefillInAnyChunksIsBitIdentical) {
+  const Model model(implementations()[0]);
+  const Tokens tokens = prompt(100);
+  const auto one_by_one = model.state();
+  const Logits expected = model.feed(*one_by_one, tokens, 1);
+  for (const size_t chunk : {7U, 64U, 512U}) {
+    const auto state = model.state();
+    EXPECT_TRUE(model.feed(*state, tokens, chunk) == expected) << chunk;
+  }
+}
+
+TEST_P(ModelTest, AResumedCheckpointContinuesExactly) {
+  const Model model(GetParam());
+  for (const size_t length : {1U, 64U, 100U}) {
+    const auto original = model.state();
+    model.feed(*original, prompt(length), 64);
+    const auto checkpoint = original->save();
+    ASSERT_TRUE(checkpoint.has_value());
+    const Logits expected = model.feed(*original, prompt(30, 2), 7);
+    const auto other = model.state();
+    model.feed(*other, prompt(80, 3), 64);  // it held something else before
+    ASSERT_TRUE(other->resume(**checkpoint).has_value());
+    EXPECT_TRUE(model.feed(*other, prompt(30, 2), 7) == expected) << length;
+  }
+}
+
+TEST_P(ModelTest, SequencesInOnePassAreEachAsThoughAlone) {
+  const Model model(GetParam());
+  constexpr size_t kSequences = 5;
+  std::vector<std::unique_ptr<SequenceState>> together;
+  std::vector<std::unique_ptr<SequenceState>> alone;
+  const auto length = [](size_t i) { return 5 + 40 * i; };
+  for (size_t i = 0; i < kSequences; ++i) {
+    together.push_back(model.state());
+    alone.push_back(model.state());
+    const Tokens tokens = prompt(length(i), i);
+    for (SequenceState* state : {together[i].get(), alone[i].get()}) {
+      model.run({{.state = state, .tokens = tokens, .sampling = greedy()}});
+    }
+  }
+  for (int step = 0; step < 10; ++step) {
+    std::vector<Slice> slices;
+    for (const auto& state : together) {
+      slices.push_back({.state = state.get(), .sampling = greedy(), .logits_rows = 1});
+    }
+    // A chunk of another prompt shares each pass.
+    const auto other = model.state();
+    const Tokens chunk = prompt(50, 70 + static_cast<uint64_t>(step));
+    slices.insert(slices.begin() + 2, Slice{.state = other.get(), .tokens = chunk});
+    Output output = model.run(slices);
+    output.slices.erase(output.slices.begin() + 2);
+    for (size_t i = 0; i < kSequences; ++i) {
+      const Output single = model.run({{.state = alone[i].get(), .sampling = greedy(), .logits_rows = 1}});
+      ASSERT_EQ(single.slices[0].token, output.slices[i].token) << i << " step " << step;
+      ASSERT_TRUE(single.slices[0].logits == output.slices[i].logits) << i << " step " << step;
+    }
+  }
+}
+
+TEST_P(ModelTest, AnyNumberOfThreadsGivesTheSameBits) {
+  const Tokens tokens = prompt(70);
+  Logits expected;
+  for (const unsigned threads : {1U, 2U, 3U, 7U}) {
+    const Model model(GetParam(), threads);
+    const auto state = model.state();
+    Logits logits = model.feed(*state, tokens, 50);
+    const Logits step = model.feed(*state, {5}, 1);
+    logits.insert(logits.end(), step.begin(), step.end());
+    if (expected.empty()) {
+      expected = logits;
+    }
+    EXPECT_TRUE(logits == expected) << threads;
+  }
+}
+
+TEST_P(ModelTest, RejectedDraftsLeaveNoTrace) {
+  const Model model(GetParam());
+  const Tokens start = prompt(61);
+  const Tokens draft = prompt(6, 9);
+  for (const uint32_t kept : {1U, 3U, 6U}) {
+    const auto drafted = model.state();
+    model.feed(*drafted, start, 64);
+    model.run({{.state = drafted.get(), .tokens = draft, .keep = Keep::until_accept}});
+    ASSERT_TRUE(drafted->accept(kept).has_value());
+    const auto never = model.state();
+    model.feed(*never, start, 64);
+    model.feed(*never, {draft.begin(), draft.begin() + kept}, 1);
+    const Tokens more = prompt(5, 10);
+    EXPECT_LE(worst_row(model.feed(*drafted, more, 1), model.feed(*never, more, 1)), tolerance().model)
+        << kept;
+  }
+}
+
+TEST(ReferenceModel, RejectedDraftsLeaveNotABit) {
+  const Model model(implementations()[0]);
+  const Tokens draft = prompt(8, 9);
+  const auto drafted = model.state();
+  model.feed(*drafted, prompt(61), 64);
+  model.run({{.state = drafted.get(), .tokens = draft, .keep = Keep::until_accept}});
+  ASSERT_TRUE(drafted->accept(5).has_value());
+  const auto never = model.state();
+  model.feed(*never, prompt(61), 64);
+  model.feed(*never, {draft.begin(), draft.begin() + 5}, 1);
+  EXPECT_TRUE(model.feed(*drafted, prompt(4, 10), 1) == model.feed(*never, prompt(4, 10), 1));
+}
+
+TEST_P(ModelTest, GreedyDecodingFollowsItsOwnLogits) {
+  const Model model(GetParam());
+  const auto state = model.state();
+  const Tokens start = prompt(20);
+  const int32_t first =
+      model.run({{.state = state.get(), .tokens = start, .sampling = greedy()}}).slices[0].token;
+  Tokens all{first};
+  const Tokens rest = model.decode(*state, 30);
+  all.insert(all.end(), rest.begin(), rest.end());
+  // The same tokens, given one by one, each have the largest logit after the one before.
+  const auto again = model.state();
+  Logits logits = model.feed(*again, start, 20);
+  for (const int32_t token : all) {
+    const auto last = row_of(logits, logits.size() / kTiny.vocab - 1, kTiny.vocab);
+    ASSERT_EQ(std::max_element(last.begin(), last.end()) - last.begin(), token);
+    logits = model.feed(*again, {token}, 1);
+  }
+}
+
+TEST_P(ModelTest, ItSaysHowManyBytesAStepReads) {
+  const Model model(GetParam());
+  const auto state = model.state();
+  const Tokens tokens = prompt(3);
+  const uint64_t none = model.run({{.state = state.get(), .tokens = tokens}}).bytes_read;
+  const uint64_t step =
+      model.run({{.state = state.get(), .tokens = tokens, .sampling = greedy()}}).bytes_read;
+  const uint64_t head = tiny_weights().get().head.lm_head.total_bytes();
+  EXPECT_GT(step, none + head - 100'000);
+  EXPECT_GT(none, 8 * 8 * tiny_weights().get().layers[0].moe.gate.total_bytes() / 32);
+}
+
+TEST_P(ModelTest, EveryStepOfAPassIsCloseToTheReference) {
+  const Model model(GetParam());
+  const Model reference(implementations()[0]);
+  const Tokens tokens = prompt(30, 4);
+  std::vector<Logits> streams;
+  const auto record = [&](const Step&, std::span<const float> stream) {
+    streams.emplace_back(stream.begin(), stream.end());
+  };
+  std::vector<std::string> drifted;
+  size_t index = 0;
+  const auto compare = [&](const Step& step, std::span<const float> stream) {
+    const Logits& expected = streams[index++];
+    std::vector<double> rows;
+    for (size_t r = 0; r < tokens.size(); ++r) {
+      rows.push_back(
+          distance<float>(stream.subspan(r * kTiny.hidden, kTiny.hidden), row_of(expected, r, kTiny.hidden)));
+    }
+    std::nth_element(rows.begin(), rows.begin() + 15, rows.end());
+    if (rows[15] > tolerance().model) {
+      drifted.push_back(fmt::format("{}: {}", to_string(step), rows[15]));
+    }
+  };
+  const Probe recorder(record);
+  const Probe comparer(compare);
+  for (const auto& [of, probe] : {std::pair{&reference, &recorder}, std::pair{&model, &comparer}}) {
+    const auto state = of->state();
+    const std::vector<Slice> slices{{.state = state.get(), .tokens = tokens}};
+    const auto ticket = of->backend->submit({.slices = slices, .probe = probe});
+    ASSERT_TRUE(ticket.has_value());
+    ASSERT_TRUE(of->backend->collect(*ticket).has_value());
+  }
+  EXPECT_TRUE(drifted.empty()) << "first: " << drifted.front();
+}
+
+}  // namespace
+}  // namespace lily::test
