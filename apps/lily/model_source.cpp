@@ -145,9 +145,10 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
   const auto start = std::chrono::steady_clock::now();
   LILY_TRY(fs::path folder, find_model(model));
   LILY_TRY(auto file, WeightFile::open(folder));
-  LILY_TRY(GenerationConfig generation, read_generation_config(folder, file->shape()));
+  GenerationConfig generation;  // only generating needs it, and that needs the tokenizer too
   std::unique_ptr<Tokenizer> tokenizer;
   if (with_tokenizer) {
+    LILY_TRY(generation, read_generation_config(folder, file->shape()));
     LILY_TRY(tokenizer, Tokenizer::load(folder));
   }
   LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));

@@ -33,7 +33,7 @@ struct LoadedModel {
   std::filesystem::path folder;
   std::unique_ptr<WeightFile> file;
   std::unique_ptr<Tokenizer> tokenizer;  // null when `with_tokenizer` was false
-  GenerationConfig generation;
+  GenerationConfig generation;           // likewise read only then
   Plan plan;
   std::unique_ptr<Backend> backend;
 };

@@ -1,4 +1,5 @@
 // Gated DeltaNet, token by token (equations 10 to 17).
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -38,24 +39,29 @@ struct DeltaToken {
 // Equation 15: state is [kKey][kValue], out is [kValue].
 void delta_step(float* state, const DeltaToken& token, float* out) {
   std::array<float, kValue> change{};  // first S^T k of the decayed state
+  std::array<float, kValue> sum{};     // S^T q
+  const float decay = token.decay;
   for (uint32_t i = 0; i < kKey; ++i) {
     float* row = state + size_t{i} * kValue;
+    const float k = token.k[i];
     for (uint32_t j = 0; j < kValue; ++j) {
-      row[j] *= token.decay;
-      change[j] += row[j] * token.k[i];
+      row[j] *= decay;
+      change[j] += row[j] * k;
     }
   }
   for (uint32_t j = 0; j < kValue; ++j) {
     change[j] = token.beta * (token.v[j] - change[j]);
-    out[j] = 0;
   }
   for (uint32_t i = 0; i < kKey; ++i) {
     float* row = state + size_t{i} * kValue;
+    const float k = token.k[i];
+    const float q = token.q[i];
     for (uint32_t j = 0; j < kValue; ++j) {
-      row[j] += token.k[i] * change[j];
-      out[j] += row[j] * token.q[i];
+      row[j] += k * change[j];
+      sum[j] += row[j] * q;
     }
   }
+  std::copy(sum.begin(), sum.end(), out);
 }
 
 }  // namespace

@@ -17,14 +17,13 @@ constexpr size_t kTileRows = 8;
 float dot(const float* a, const float* b, uint32_t n) {
   constexpr uint32_t kSums = 16;
   float sums[kSums] = {};
-  uint32_t i = 0;
-  for (; i + kSums <= n; i += kSums) {
-    for (uint32_t s = 0; s < kSums; ++s) {
-      sums[s] += a[i + s] * b[i + s];
+  for (; n >= kSums; n -= kSums, a += kSums, b += kSums) {
+    for (size_t s = 0; s < kSums; ++s) {
+      sums[s] += a[s] * b[s];
     }
   }
-  for (; i < n; ++i) {
-    sums[i % kSums] += a[i] * b[i];
+  for (size_t s = 0; s < n; ++s) {
+    sums[s] += a[s] * b[s];
   }
   for (uint32_t half = kSums / 2; half > 0; half /= 2) {
     for (uint32_t s = 0; s < half; ++s) {

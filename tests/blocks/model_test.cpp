@@ -109,7 +109,7 @@ TEST_P(ModelTest, LogitsAreThoseOfTheEquations) {
 
 TEST_P(ModelTest, PrefillInAnyChunksIsTokenByToken) {
   const Model model(GetParam());
-  const Tokens tokens = prompt(300);
+  const Tokens tokens = prompt(140);
   const auto one_by_one = model.state();
   const Logits expected = model.feed(*one_by_one, tokens, 1);
   for (const size_t chunk : {7U, 64U, 512U}) {
@@ -121,7 +121,7 @@ TEST_P(ModelTest, PrefillInAnyChunksIsTokenByToken) {
 // The reference computes each row by itself: not nearly, but exactly the same.
 TEST(ReferenceModel, PrefillInAnyChunksIsBitIdentical) {
   const Model model(implementations()[0]);
-  const Tokens tokens = prompt(100);
+  const Tokens tokens = prompt(70);
   const auto one_by_one = model.state();
   const Logits expected = model.feed(*one_by_one, tokens, 1);
   for (const size_t chunk : {7U, 64U, 512U}) {
@@ -150,7 +150,7 @@ TEST_P(ModelTest, SequencesInOnePassAreEachAsThoughAlone) {
   constexpr size_t kSequences = 5;
   std::vector<std::unique_ptr<SequenceState>> together;
   std::vector<std::unique_ptr<SequenceState>> alone;
-  const auto length = [](size_t i) { return 5 + 40 * i; };
+  const auto length = [](size_t i) { return 5 + 30 * i; };
   for (size_t i = 0; i < kSequences; ++i) {
     together.push_back(model.state());
     alone.push_back(model.state());
@@ -159,7 +159,7 @@ TEST_P(ModelTest, SequencesInOnePassAreEachAsThoughAlone) {
       model.run({{.state = state, .tokens = tokens, .sampling = greedy()}});
     }
   }
-  for (int step = 0; step < 10; ++step) {
+  for (int step = 0; step < 4; ++step) {
     std::vector<Slice> slices;
     for (const auto& state : together) {
       slices.push_back({.state = state.get(), .sampling = greedy(), .logits_rows = 1});

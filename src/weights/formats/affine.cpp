@@ -46,9 +46,21 @@ void dequantize_row(const AffineMatrix& matrix, uint32_t row, std::span<float> o
   const std::byte* codes = row_codes(matrix, row);
   for (uint32_t first = 0; first < matrix.cols; first += matrix.group) {
     const AffineGroup group = load_group(matrix, row, first / matrix.group);
-    for (uint32_t i = first; i < first + matrix.group; ++i) {
-      const float product = group.scale * static_cast<float>(code_at(codes, matrix.bits, i));
-      out[i] = product + group.bias;
+    const std::byte* from = codes + size_t{first} * matrix.bits / 8;
+    float* to = out.data() + first;
+    const auto value = [group](uint32_t code) {
+      const float product = group.scale * static_cast<float>(static_cast<int32_t>(code));
+      return product + group.bias;
+    };
+    if (matrix.bits == 8) {
+      for (size_t i = 0; i < matrix.group; ++i) {
+        to[i] = value(static_cast<uint32_t>(from[i]));
+      }
+      continue;
+    }
+    for (size_t i = 0; i < matrix.group / 2; ++i) {
+      to[2 * i] = value(static_cast<uint32_t>(from[i]) & 15U);
+      to[2 * i + 1] = value(static_cast<uint32_t>(from[i]) >> 4);
     }
   }
 }
