@@ -1,0 +1,234 @@
+#include <algorithm>
+#include <array>
+#include <cmath>
+
+#include "backends/cpu/blocks/batches.h"
+
+namespace lily::cpu {
+namespace {
+
+constexpr uint32_t kDim = Shape::kHeadDim;
+constexpr uint32_t kHalf = Shape::kRotaryDim / 2;
+static_assert(kAttendTokens == host::kBlockTokens);
+
+// A row's tokens are cut into partitions of this many blocks, whose partial sums are combined in order: the
+// unit of parallel work of a long row, the same for any number of threads.
+constexpr uint32_t kPartitionBlocks = 8;
+constexpr uint32_t kPartitionTokens = kPartitionBlocks * host::kBlockTokens;
+
+uint32_t partitions_of(uint32_t tokens) { return (tokens + kPartitionTokens - 1) / kPartitionTokens; }
+
+struct Turn {
+  std::array<float, kHalf> cosine;
+  std::array<float, kHalf> sine;
+};
+
+std::array<float, kHalf> make_frequencies() {
+  std::array<float, kHalf> frequencies{};
+  for (uint32_t j = 0; j < kHalf; ++j) {
+    frequencies[j] = static_cast<float>(std::pow(Shape::kRopeTheta, -2.0 * j / Shape::kRotaryDim));
+  }
+  return frequencies;
+}
+
+// Equation 6: angles in float32, as the published code computes them.
+Turn turn_of(uint32_t position) {
+  static const std::array<float, kHalf> kFrequencies = make_frequencies();
+  Turn turn{};
+  for (uint32_t j = 0; j < kHalf; ++j) {
+    const auto angle = static_cast<double>(static_cast<float>(position) * kFrequencies[j]);
+    turn.cosine[j] = static_cast<float>(std::cos(angle));
+    turn.sine[j] = static_cast<float>(std::sin(angle));
+  }
+  return turn;
+}
+
+void rotate(const Turn& turn, float* x) {
+  for (uint32_t j = 0; j < kHalf; ++j) {
+    const float a = x[j];
+    const float b = x[j + kHalf];
+    x[j] = a * turn.cosine[j] - b * turn.sine[j];
+    x[j + kHalf] = b * turn.cosine[j] + a * turn.sine[j];
+  }
+}
+
+}  // namespace
+
+CpuBlocks::AttentionBatch::AttentionBatch(const Kernels& kernels, Carver carver, const Shape& shape,
+                                          const AttentionWeights& weights, uint32_t batch_rows,
+                                          uint32_t partials)
+    : w(weights),
+      rows(batch_rows),
+      q_gate(carver.take(2 * size_t{rows} * shape.q_width())),
+      q(carver.take(size_t{rows} * shape.q_width())),
+      k(carver.take(size_t{rows} * shape.kv_width())),
+      v(carver.take(size_t{rows} * shape.kv_width())),
+      partial_out(carver.take(size_t{partials} * kGroupHeads * kDim)),
+      partial_largest(carver.take(size_t{partials} * kGroupHeads)),
+      partial_total(carver.take(size_t{partials} * kGroupHeads)),
+      input(kernels, carver, rows, {&w.q_proj, &w.k_proj, &w.v_proj}),
+      output(kernels, carver, rows, {&w.o_proj}),
+      used(carver.used()) {}
+
+uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows) {
+  return shape.kv_heads * std::max(partitions_of(context), rows);
+}
+
+void CpuBlocks::attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
+  const auto& weights = std::get<AttentionWeights>(weights_->layers[layer].mixer);
+  for_batches(segments, pieces_, [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
+    AttentionBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, rows, max_partials_);
+    batch.layer = layer;
+    batch.dense = &std::get<AttentionDense>(dense_[layer].mixer);
+    batch.pieces = pieces;
+    attention_batch(batch, stream + size_t{first_row} * shape_.hidden);
+  });
+}
+
+// Norms and turns the queries and keys of row `row` of a piece, and stores its keys and values.
+void CpuBlocks::write_keys_values(const AttentionBatch& batch, const Piece& piece, uint32_t row) const {
+  const size_t r = piece.first_row + row;
+  const uint32_t position = piece.position + row;
+  const Turn turn = turn_of(position);
+  const float scale = 1.0F / std::sqrt(static_cast<float>(kDim));
+  for (uint32_t h = 0; h < shape_.q_heads; ++h) {
+    float* q = batch.q + r * shape_.q_width() + size_t{h} * kDim;
+    const float* projected = batch.q_gate + (r * shape_.q_heads + h) * 2 * kDim;
+    kernels_.rms_norm({projected, batch.dense->q_norm.data(), q, kDim});
+    rotate(turn, q);
+    for (uint32_t d = 0; d < kDim; ++d) {
+      q[d] *= scale;  // a power of two: exact
+    }
+  }
+  const uint32_t block = position / host::kBlockTokens;
+  const size_t offset = size_t{position % host::kBlockTokens} * kDim * size_of(DType::bf16);
+  for (uint32_t h = 0; h < shape_.kv_heads; ++h) {
+    float* k = batch.k + r * shape_.kv_width() + size_t{h} * kDim;
+    const float* v = batch.v + r * shape_.kv_width() + size_t{h} * kDim;
+    kernels_.rms_norm({k, batch.dense->k_norm.data(), k, kDim});
+    rotate(turn, k);
+    kernels_.to_bf16(k, piece.state->keys(batch.layer, h, block) + offset, kDim);
+    kernels_.to_bf16(v, piece.state->values(batch.layer, h, block) + offset, kDim);
+  }
+}
+
+void CpuBlocks::attend_item(const AttentionBatch& batch, const AttendItem& item, size_t index) const {
+  std::array<const std::byte*, kPartitionBlocks> keys{};
+  std::array<const std::byte*, kPartitionBlocks> values{};
+  const uint32_t blocks = (item.tokens + host::kBlockTokens - 1) / host::kBlockTokens;
+  for (uint32_t i = 0; i < blocks; ++i) {
+    const uint32_t block = item.partition * kPartitionBlocks + i;
+    keys[i] = item.piece->state->keys(batch.layer, item.kv_head, block);
+    values[i] = item.piece->state->values(batch.layer, item.kv_head, block);
+  }
+  const size_t first_head = size_t{item.row} * shape_.q_heads + size_t{item.kv_head} * kGroupHeads;
+  kernels_.attend({.q = batch.q + first_head * kDim,
+                   .keys = keys.data(),
+                   .values = values.data(),
+                   .tokens = item.tokens,
+                   .out = batch.partial_out + index * kGroupHeads * kDim,
+                   .largest = batch.partial_largest + index * kGroupHeads,
+                   .total = batch.partial_total + index * kGroupHeads});
+}
+
+// The partitions of one row and key-value head, in order, into its outputs, which replace its queries.
+void CpuBlocks::combine(const AttentionBatch& batch, const AttendItem& item, size_t first) const {
+  for (uint32_t h = 0; h < kGroupHeads; ++h) {
+    const float* largest = batch.partial_largest + first * kGroupHeads + h;
+    const float* total = batch.partial_total + first * kGroupHeads + h;
+    float top = largest[0];
+    for (uint32_t p = 1; p < item.partitions; ++p) {
+      top = std::max(top, largest[size_t{p} * kGroupHeads]);
+    }
+    const size_t head = size_t{item.row} * shape_.q_heads + size_t{item.kv_head} * kGroupHeads + h;
+    float* out = batch.q + head * kDim;
+    std::fill_n(out, kDim, 0.0F);
+    float sum = 0;
+    for (uint32_t p = 0; p < item.partitions; ++p) {
+      const float factor = std::exp(largest[size_t{p} * kGroupHeads] - top);
+      sum += factor * total[size_t{p} * kGroupHeads];
+      kernels_.multiply_add(out, batch.partial_out + ((first + p) * kGroupHeads + h) * kDim, factor, kDim);
+    }
+    const float inverse = 1.0F / sum;
+    for (uint32_t d = 0; d < kDim; ++d) {
+      out[d] *= inverse;
+    }
+    kernels_.sigmoid_multiply(out, batch.q_gate + head * 2 * kDim + kDim, kDim);
+  }
+}
+
+void CpuBlocks::run_items(const AttentionBatch& batch) {
+  pool_.for_each(items_.size(), 1, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      attend_item(batch, items_[i], i);
+    }
+  });
+  pool_.for_each(items_.size(), 8, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      if (items_[i].partition == 0) {
+        combine(batch, items_[i], i);
+      }
+    }
+  });
+  items_.clear();
+}
+
+// Attention of every row, as many rows at a time as there is room for partial sums.
+void CpuBlocks::attend_rows(const AttentionBatch& batch) {
+  items_.clear();
+  for (const Piece& piece : batch.pieces) {
+    for (uint32_t r = 0; r < piece.rows; ++r) {
+      const uint32_t tokens = piece.position + r + 1;
+      const uint32_t partitions = partitions_of(tokens);
+      if (items_.size() + size_t{partitions} * shape_.kv_heads > max_partials_) {
+        run_items(batch);
+      }
+      for (uint32_t i = 0; i < partitions * shape_.kv_heads; ++i) {
+        const uint32_t partition = i % partitions;
+        items_.push_back({.piece = &piece,
+                          .row = piece.first_row + r,
+                          .kv_head = i / partitions,
+                          .partition = partition,
+                          .partitions = partitions,
+                          .tokens = std::min(kPartitionTokens, tokens - partition * kPartitionTokens)});
+      }
+    }
+  }
+  run_items(batch);
+}
+
+void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
+  prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
+  const auto project = [&](const AffineMatrix& matrix, float* y) {
+    return Product{.matrix = matrix,
+                   .x = batch.input.rows_for(matrix),
+                   .rows = batch.rows,
+                   .y = y,
+                   .y_stride = matrix.rows};
+  };
+  const Product in[] = {project(batch.w.q_proj, batch.q_gate), project(batch.w.k_proj, batch.k),
+                        project(batch.w.v_proj, batch.v)};
+  run_products(pool_, kernels_, in);
+  for (const Piece& piece : batch.pieces) {
+    pool_.for_each(piece.rows, 4, [&](size_t begin, size_t end) {
+      for (size_t row = begin; row < end; ++row) {
+        write_keys_values(batch, piece, static_cast<uint32_t>(row));
+      }
+    });
+  }
+  attend_rows(batch);
+  pool_.for_each(batch.rows, 4, [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) {
+      batch.output.prepare(static_cast<uint32_t>(row), batch.q + row * shape_.q_width());
+    }
+  });
+  const Product product{.matrix = batch.w.o_proj,
+                        .x = batch.output.rows_for(batch.w.o_proj),
+                        .rows = batch.rows,
+                        .y = stream,
+                        .y_stride = shape_.hidden,
+                        .accumulate = true};
+  run_products(pool_, kernels_, {&product, 1});
+}
+
+}  // namespace lily::cpu

@@ -1,0 +1,119 @@
+// The five blocks on the CPU, written over the kernels of one instruction set. Weights are read where they
+// are mapped; only the small unquantised tensors are converted. Rows are computed kBatchRows at a time, so
+// that the workspace does not grow with the chunk; a row's arithmetic does not depend on the others.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <variant>
+#include <vector>
+
+#include "backends/cpu/kernels.h"
+#include "backends/cpu/products.h"
+#include "backends/host/blocks.h"
+#include "base/aligned.h"
+#include "base/function_ref.h"
+#include "base/threads.h"
+
+namespace lily::cpu {
+
+inline constexpr uint32_t kBatchRows = 512;
+// Width of the residual stream in the larger shape, for rows on the stack.
+inline constexpr uint32_t kMaxHidden = 2048;
+static_assert(kQwen36.hidden <= kMaxHidden && kTiny.hidden <= kMaxHidden);
+
+// Rows of one sequence within a batch: rows [first_row, first_row + rows) of the batch are rows
+// [skipped, skipped + rows) of the segment.
+struct Piece {
+  host::HostState* state;
+  uint32_t first_row;
+  uint32_t rows;
+  uint32_t position;  // of the first of them
+  uint32_t skipped;
+  bool provisional;
+};
+
+// The unquantised tensors of a layer as floats.
+struct DeltaNetDense {
+  std::vector<float> input_norm;
+  std::vector<float> conv;        // [kConvKernel][conv_channels]
+  std::vector<float> decay_rate;  // exp(A_log)
+  std::vector<float> dt_bias;
+  std::vector<float> norm;
+};
+struct AttentionDense {
+  std::vector<float> input_norm;
+  std::vector<float> q_norm;
+  std::vector<float> k_norm;
+};
+struct LayerDense {
+  std::variant<DeltaNetDense, AttentionDense> mixer;
+  std::vector<float> post_norm;
+};
+
+class CpuBlocks final : public host::Blocks {
+ public:
+  CpuBlocks(const Kernels& kernels, unsigned threads);
+  ~CpuBlocks() override;
+
+  MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
+  Result<void> load(const ModelWeights& weights, const Plan& plan,
+                    FunctionRef<void(double)> progress) override;
+  DType kv_type() const override { return DType::bf16; }
+
+  void embed(std::span<const int32_t> ids, float* stream) override;
+  void delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
+  void attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
+  uint32_t moe(uint32_t layer, uint32_t rows, float* stream) override;
+  void head(std::span<const uint32_t> rows, const float* stream, float* logits) override;
+
+  unsigned threads() const { return pool_.size(); }
+  const Kernels& kernels() const { return kernels_; }
+
+ private:
+  struct DeltaNetBatch;
+  struct AttentionBatch;
+  struct AttendItem;
+  struct MoeBatch;
+
+  // Floats of workspace that the largest batch of any block takes.
+  size_t workspace_floats(const ModelWeights& weights, const Plan& plan) const;
+  // Norms `rows` rows of the stream and lays them out for their readers.
+  void prepare_normed(const float* stream, uint32_t rows, std::span<const float> norm,
+                      const PreparedRows& to);
+
+  void delta_net_batch(const DeltaNetBatch& batch, float* stream);
+  void delta_pieces(const DeltaNetBatch& batch);
+  void delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
+                   uint32_t rows) const;
+  void attention_batch(const AttentionBatch& batch, float* stream);
+  void write_keys_values(const AttentionBatch& batch, const Piece& piece, uint32_t row) const;
+  void attend_rows(const AttentionBatch& batch);
+  void run_items(const AttentionBatch& batch);
+  void attend_item(const AttentionBatch& batch, const AttendItem& item, size_t index) const;
+  void combine(const AttentionBatch& batch, const AttendItem& item, size_t first) const;
+  void moe_batch(const MoeBatch& batch, float* stream);
+  void route(const MoeBatch& batch, uint32_t row) const;
+  void group_by_expert(const MoeBatch& batch);
+  void experts(const MoeBatch& batch);
+
+  const Kernels& kernels_;
+  ThreadPool pool_;
+  const ModelWeights* weights_ = nullptr;
+  Shape shape_ = kTiny;
+  uint32_t max_rows_ = 0;      // of a batch
+  uint32_t max_partials_ = 0;  // attention items computed at once
+  std::vector<LayerDense> dense_;
+  std::vector<float> head_norm_;
+  AlignedArray<float> workspace_;
+  std::vector<Piece> pieces_;
+  std::vector<Product> products_;
+  std::vector<AttendItem> items_;
+  std::vector<uint8_t> chosen_;  // [experts]: whether the current moe() chose it
+};
+
+// Cuts segments into runs of at most kBatchRows rows and calls body(pieces, first row of the stream, rows).
+void for_batches(std::span<const host::Segment> segments, std::vector<Piece>& pieces,
+                 FunctionRef<void(std::span<const Piece>, uint32_t, uint32_t)> body);
+
+}  // namespace lily::cpu

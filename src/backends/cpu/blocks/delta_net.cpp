@@ -1,0 +1,162 @@
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cpu/blocks/batches.h"
+
+namespace lily::cpu {
+namespace {
+
+constexpr uint32_t kDim = Shape::kKeyDim;
+static_assert(Shape::kKeyDim == Shape::kValueDim);
+
+float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
+// log(1 + exp(x)) without overflow.
+float softplus(float x) { return std::max(x, 0.0F) + std::log1p(std::exp(-std::fabs(x))); }
+
+}  // namespace
+
+CpuBlocks::DeltaNetBatch::DeltaNetBatch(const Kernels& kernels, Carver carver, const Shape& shape,
+                                        const DeltaNetWeights& weights, uint32_t batch_rows)
+    : w(weights),
+      rows(batch_rows),
+      mixed(carver.take(size_t{rows} * shape.conv_channels())),
+      z(carver.take(size_t{rows} * shape.value_width())),
+      a(carver.take(size_t{rows} * shape.v_heads)),
+      b(carver.take(size_t{rows} * shape.v_heads)),
+      input(kernels, carver, rows, {&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_a, &w.in_proj_b}),
+      output(kernels, carver, rows, {&w.out_proj}),
+      used(carver.used()) {}
+
+void CpuBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
+  const auto& weights = std::get<DeltaNetWeights>(weights_->layers[layer].mixer);
+  for_batches(segments, pieces_, [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
+    DeltaNetBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, rows);
+    batch.layer = layer;
+    batch.dense = &std::get<DeltaNetDense>(dense_[layer].mixer);
+    batch.pieces = pieces;
+    delta_net_batch(batch, stream + size_t{first_row} * shape_.hidden);
+  });
+}
+
+// One k head and the v heads that use it, over rows [first, first + rows) of a piece: convolution,
+// normalisation, gates, recurrent update and gated norm. The outputs replace v.
+void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
+                            uint32_t rows) const {
+  const size_t channels = shape_.conv_channels();
+  const uint32_t group = shape_.v_heads / shape_.k_heads;
+  const size_t row = piece.first_row + first;
+  const size_t q_channel = size_t{k_head} * kDim;
+  const size_t k_channel = shape_.key_width() + q_channel;
+  const size_t v_channel = 2 * size_t{shape_.key_width()} + size_t{k_head} * group * kDim;
+  float* mixed = batch.mixed + row * channels;
+  const auto convolve = [&](size_t channel, uint32_t count) {
+    kernels_.conv_silu({.x = mixed + channel,
+                        .stride = channels,
+                        .rows = rows,
+                        .channels = count,
+                        .weight = batch.dense->conv.data() + channel,
+                        .state = piece.state->conv(batch.layer) + channel,
+                        .width = channels});
+  };
+  convolve(q_channel, kDim);
+  convolve(k_channel, kDim);
+  convolve(v_channel, group * kDim);
+  const float q_scale = 1.0F / std::sqrt(static_cast<float>(kDim));
+  for (uint32_t r = 0; r < rows; ++r) {
+    kernels_.l2_normalize(mixed + r * channels + q_channel, kDim, q_scale);
+    kernels_.l2_normalize(mixed + r * channels + k_channel, kDim, 1.0F);
+  }
+  for (uint32_t h = k_head * group; h < (k_head + 1) * group; ++h) {
+    float* head = mixed + v_channel + size_t{h - k_head * group} * kDim;
+    float* decay = batch.a + row * shape_.v_heads + h;
+    float* beta = batch.b + row * shape_.v_heads + h;
+    for (size_t r = 0; r < rows; ++r) {
+      const size_t i = r * shape_.v_heads;
+      decay[i] = std::exp(-batch.dense->decay_rate[h] * softplus(decay[i] + batch.dense->dt_bias[h]));
+      beta[i] = sigmoid(beta[i]);
+    }
+    kernels_.delta_rule({.state = piece.state->delta(batch.layer) + size_t{h} * kDim * kDim,
+                         .rows = rows,
+                         .q = mixed + q_channel,
+                         .k = mixed + k_channel,
+                         .v = head,
+                         .stride = channels,
+                         .decay = decay,
+                         .beta = beta,
+                         .gate_stride = shape_.v_heads,
+                         .out = head,
+                         .out_stride = channels});
+    for (size_t r = 0; r < rows; ++r) {
+      kernels_.gated_norm({.x = head + r * channels,
+                           .z = batch.z + (row + r) * shape_.value_width() + size_t{h} * kDim,
+                           .weight = batch.dense->norm.data(),
+                           .out = head + r * channels});
+    }
+  }
+}
+
+// All rows of a piece at once; of a provisional one row by row, as its states are kept after each.
+void CpuBlocks::delta_pieces(const DeltaNetBatch& batch) {
+  const size_t items = batch.pieces.size() * shape_.k_heads;
+  uint32_t draft_rows = 0;
+  uint32_t settled = 0;
+  for (const Piece& piece : batch.pieces) {
+    draft_rows = piece.provisional ? std::max(draft_rows, piece.rows) : draft_rows;
+    settled += piece.provisional ? 0 : 1;
+  }
+  if (settled > 0) {
+    pool_.for_each(items, 1, [&](size_t begin, size_t end) {
+      for (size_t item = begin; item < end; ++item) {
+        const Piece& piece = batch.pieces[item / shape_.k_heads];
+        if (!piece.provisional) {
+          delta_heads(batch, piece, static_cast<uint32_t>(item % shape_.k_heads), 0, piece.rows);
+        }
+      }
+    });
+  }
+  for (uint32_t r = 0; r < draft_rows; ++r) {
+    pool_.for_each(items, 1, [&](size_t begin, size_t end) {
+      for (size_t item = begin; item < end; ++item) {
+        const Piece& piece = batch.pieces[item / shape_.k_heads];
+        if (piece.provisional && r < piece.rows) {
+          delta_heads(batch, piece, static_cast<uint32_t>(item % shape_.k_heads), r, 1);
+        }
+      }
+    });
+    for (const Piece& piece : batch.pieces) {
+      if (piece.provisional && r < piece.rows) {
+        piece.state->keep_row(batch.layer, piece.skipped + r);
+      }
+    }
+  }
+}
+
+void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {
+  prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
+  const auto project = [&](const AffineMatrix& matrix, float* y) {
+    return Product{.matrix = matrix,
+                   .x = batch.input.rows_for(matrix),
+                   .rows = batch.rows,
+                   .y = y,
+                   .y_stride = matrix.rows};
+  };
+  const Product in[] = {project(batch.w.in_proj_qkv, batch.mixed), project(batch.w.in_proj_z, batch.z),
+                        project(batch.w.in_proj_a, batch.a), project(batch.w.in_proj_b, batch.b)};
+  run_products(pool_, kernels_, in);
+  delta_pieces(batch);
+  const float* out = batch.mixed + 2 * size_t{shape_.key_width()};
+  pool_.for_each(batch.rows, 4, [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) {
+      batch.output.prepare(static_cast<uint32_t>(row), out + row * shape_.conv_channels());
+    }
+  });
+  const Product product{.matrix = batch.w.out_proj,
+                        .x = batch.output.rows_for(batch.w.out_proj),
+                        .rows = batch.rows,
+                        .y = stream,
+                        .y_stride = shape_.hidden,
+                        .accumulate = true};
+  run_products(pool_, kernels_, {&product, 1});
+}
+
+}  // namespace lily::cpu

@@ -1,0 +1,182 @@
+#include <algorithm>
+#include <cmath>
+
+#include "backends/cpu/blocks/batches.h"
+
+namespace lily::cpu {
+namespace {
+
+constexpr uint32_t kTopK = Shape::kTopK;
+
+// u32 arrays lie in the same workspace.
+uint32_t* take_u32(Carver& carver, size_t count) {
+  static_assert(sizeof(uint32_t) == sizeof(float));
+  return reinterpret_cast<uint32_t*>(carver.take(count));
+}
+
+}  // namespace
+
+CpuBlocks::MoeBatch::MoeBatch(const Kernels& kernels, Carver carver, const Shape& shape,
+                              const MoeWeights& weights, uint32_t batch_rows)
+    : w(weights),
+      rows(batch_rows),
+      logits(carver.take(size_t{rows} * shape.experts)),
+      shared_factor(carver.take(rows)),
+      shared_gate(carver.take(size_t{rows} * shape.shared_ffn)),
+      shared_up(carver.take(size_t{rows} * shape.shared_ffn)),
+      shared_out(carver.take(size_t{rows} * shape.hidden)),
+      factor(carver.take(size_t{rows} * kTopK)),
+      expert(take_u32(carver, size_t{rows} * kTopK)),
+      pair(take_u32(carver, size_t{rows} * kTopK)),
+      row_of_pair(take_u32(carver, size_t{rows} * kTopK)),
+      first_pair(take_u32(carver, shape.experts + 1)),
+      gate(carver.take(size_t{rows} * kTopK * shape.expert_ffn)),
+      up(carver.take(size_t{rows} * kTopK * shape.expert_ffn)),
+      out(carver.take(size_t{rows} * kTopK * shape.hidden)),
+      input(kernels, carver, rows,
+            {&w.router, &w.shared_gate, &w.shared_gate_proj, &w.shared_up_proj, &w.gate, &w.up}),
+      expert_input(kernels, carver, rows * kTopK, {&w.down}),
+      shared_input(kernels, carver, rows, {&w.shared_down_proj}),
+      used(carver.used()) {}
+
+uint32_t CpuBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {
+  std::fill(chosen_.begin(), chosen_.end(), uint8_t{0});
+  for (uint32_t first = 0; first < rows; first += kBatchRows) {
+    MoeBatch batch(kernels_, Carver(workspace_.data()), shape_, weights_->layers[layer].moe,
+                   std::min(kBatchRows, rows - first));
+    batch.post_norm = dense_[layer].post_norm;
+    moe_batch(batch, stream + size_t{first} * shape_.hidden);
+  }
+  return static_cast<uint32_t>(std::count(chosen_.begin(), chosen_.end(), uint8_t{1}));
+}
+
+// Equation 20: the kTopK largest, ties to the lower index; their softmax over all experts divided by its sum
+// is their softmax among themselves.
+void CpuBlocks::route(const MoeBatch& batch, uint32_t row) const {
+  const float* logits = batch.logits + size_t{row} * shape_.experts;
+  uint32_t* expert = batch.expert + size_t{row} * kTopK;
+  float* factor = batch.factor + size_t{row} * kTopK;
+  uint32_t count = 0;
+  for (uint32_t e = 0; e < shape_.experts; ++e) {
+    uint32_t place = count;
+    while (place > 0 && logits[e] > logits[expert[place - 1]]) {
+      --place;
+    }
+    if (place < kTopK) {
+      count = std::min(count + 1, kTopK);
+      std::copy_backward(expert + place, expert + count - 1, expert + count);
+      expert[place] = e;
+    }
+  }
+  float sum = 0;
+  for (uint32_t i = 0; i < kTopK; ++i) {
+    factor[i] = std::exp(logits[expert[i]] - logits[expert[0]]);
+    sum += factor[i];
+  }
+  for (uint32_t i = 0; i < kTopK; ++i) {
+    factor[i] /= sum;
+  }
+}
+
+// Orders all choices by expert, then row.
+void CpuBlocks::group_by_expert(const MoeBatch& batch) {
+  uint32_t* first = batch.first_pair;
+  const uint32_t pairs = batch.rows * kTopK;
+  std::fill_n(first, shape_.experts + 1, 0U);
+  for (uint32_t i = 0; i < pairs; ++i) {
+    ++first[batch.expert[i] + 1];
+    chosen_[batch.expert[i]] = 1;
+  }
+  for (uint32_t e = 0; e < shape_.experts; ++e) {
+    first[e + 1] += first[e];
+  }
+  for (uint32_t i = 0; i < pairs; ++i) {  // advances first[e] to the start of e + 1
+    const uint32_t place = first[batch.expert[i]]++;
+    batch.pair[i] = place;
+    batch.row_of_pair[place] = i / kTopK;
+  }
+  std::copy_backward(first, first + shape_.experts, first + shape_.experts + 1);
+  first[0] = 0;
+}
+
+// Gate and up, SwiGLU and down of every chosen expert; the last two of the shared one.
+void CpuBlocks::experts(const MoeBatch& batch) {
+  const auto add = [&](const AffineMatrix& stack, uint32_t e, PreparedRows::Rows x, float* y) {
+    const uint32_t first = batch.first_pair[e];
+    products_.push_back({.matrix = stack.expert(e),
+                         .x = x,
+                         .rows = batch.first_pair[e + 1] - first,
+                         .y = y + size_t{first} * stack.rows,
+                         .y_stride = stack.rows});
+  };
+  products_.clear();
+  for (uint32_t e = 0; e < shape_.experts; ++e) {
+    if (batch.first_pair[e] != batch.first_pair[e + 1]) {
+      add(batch.w.gate, e, batch.input.rows_for(batch.w.gate), batch.gate);
+      products_.back().x_rows = batch.row_of_pair + batch.first_pair[e];
+      add(batch.w.up, e, batch.input.rows_for(batch.w.up), batch.up);
+      products_.back().x_rows = batch.row_of_pair + batch.first_pair[e];
+    }
+  }
+  run_products(pool_, kernels_, products_);
+  const uint32_t pairs = batch.rows * kTopK;
+  pool_.for_each(size_t{pairs} + batch.rows, 16, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      const bool routed = i < pairs;
+      const size_t row = routed ? i : i - pairs;
+      const uint32_t width = routed ? shape_.expert_ffn : shape_.shared_ffn;
+      float* gate = (routed ? batch.gate : batch.shared_gate) + row * width;
+      kernels_.silu_multiply(gate, (routed ? batch.up : batch.shared_up) + row * width, width);
+      (routed ? batch.expert_input : batch.shared_input).prepare(static_cast<uint32_t>(row), gate);
+    }
+  });
+  products_.clear();
+  for (uint32_t e = 0; e < shape_.experts; ++e) {
+    if (batch.first_pair[e] != batch.first_pair[e + 1]) {
+      PreparedRows::Rows x = batch.expert_input.rows_for(batch.w.down);
+      x.data += batch.first_pair[e] * x.stride;
+      add(batch.w.down, e, x, batch.out);
+    }
+  }
+  products_.push_back({.matrix = batch.w.shared_down_proj,
+                       .x = batch.shared_input.rows_for(batch.w.shared_down_proj),
+                       .rows = batch.rows,
+                       .y = batch.shared_out,
+                       .y_stride = shape_.hidden});
+  run_products(pool_, kernels_, products_);
+}
+
+void CpuBlocks::moe_batch(const MoeBatch& batch, float* stream) {
+  const uint32_t hidden = shape_.hidden;
+  prepare_normed(stream, batch.rows, batch.post_norm, batch.input);
+  const auto project = [&](const AffineMatrix& matrix, float* y) {
+    return Product{.matrix = matrix,
+                   .x = batch.input.rows_for(matrix),
+                   .rows = batch.rows,
+                   .y = y,
+                   .y_stride = matrix.rows};
+  };
+  const Product in[] = {
+      project(batch.w.router, batch.logits), project(batch.w.shared_gate, batch.shared_factor),
+      project(batch.w.shared_gate_proj, batch.shared_gate), project(batch.w.shared_up_proj, batch.shared_up)};
+  run_products(pool_, kernels_, in);
+  pool_.for_each(batch.rows, 16, [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) {
+      route(batch, static_cast<uint32_t>(row));
+    }
+  });
+  group_by_expert(batch);
+  experts(batch);
+  pool_.for_each(batch.rows, 4, [&](size_t begin, size_t end) {
+    for (size_t row = begin; row < end; ++row) {
+      float* y = stream + row * hidden;
+      for (size_t i = row * kTopK; i < (row + 1) * kTopK; ++i) {
+        kernels_.multiply_add(y, batch.out + size_t{batch.pair[i]} * hidden, batch.factor[i], hidden);
+      }
+      const float shared = 1.0F / (1.0F + std::exp(-batch.shared_factor[row]));
+      kernels_.multiply_add(y, batch.shared_out + row * hidden, shared, hidden);
+    }
+  });
+}
+
+}  // namespace lily::cpu

@@ -1,0 +1,95 @@
+#include <algorithm>
+#include <cstring>
+
+#include "backends/cpu/kernels.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace lily::cpu {
+namespace {
+
+bool has_avx2() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+  return false;
+#endif
+}
+
+bool has_avx512() {
+#if defined(__x86_64__)
+  return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+#else
+  return false;
+#endif
+}
+
+std::string usable_names() {
+  std::string names;
+  for (const IsaListing& isa : list_isas()) {
+    if (isa.usable) {
+      names += names.empty() ? "" : ", ";
+      names += isa.kernels->name;
+    }
+  }
+  return names;
+}
+
+}  // namespace
+
+std::vector<IsaListing> list_isas() {
+  std::vector<IsaListing> isas;
+  if (const Kernels* kernels = avx512_kernels()) {
+    isas.push_back({kernels, has_avx512()});
+  }
+  if (const Kernels* kernels = avx2_kernels()) {
+    isas.push_back({kernels, has_avx2()});
+  }
+  isas.push_back({&kScalarKernels, true});
+  return isas;
+}
+
+Result<const Kernels*> choose_kernels(std::string_view name) {
+  for (const IsaListing& isa : list_isas()) {
+    if (name.empty() && isa.usable) {
+      return isa.kernels;
+    }
+    if (isa.kernels->name == name) {
+      if (!isa.usable) {
+        return fail(ErrorKind::unsupported,
+                    "instruction set '{}' is not available on this processor; it has {}", name,
+                    usable_names());
+      }
+      return isa.kernels;
+    }
+  }
+  return fail(ErrorKind::invalid_input, "unknown instruction set '{}'; this processor can use {}", name,
+              usable_names());
+}
+
+std::string processor_name() {
+#if defined(__x86_64__)
+  unsigned registers[12] = {};
+  for (unsigned leaf = 0; leaf < 3; ++leaf) {
+    unsigned* part = registers + size_t{leaf} * 4;
+    if (__get_cpuid(0x80000002U + leaf, &part[0], &part[1], &part[2], &part[3]) == 0) {
+      return "cpu";
+    }
+  }
+  char text[sizeof(registers) + 1] = {};
+  std::memcpy(text, registers, sizeof(registers));
+  std::string name(text);
+  const size_t begin = name.find_first_not_of(' ');
+  if (begin == std::string::npos) {
+    return "cpu";
+  }
+  return name.substr(begin, name.find_last_not_of(' ') - begin + 1);
+#else
+  return "cpu";
+#endif
+}
+
+}  // namespace lily::cpu

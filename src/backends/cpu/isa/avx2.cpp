@@ -1,0 +1,108 @@
+// AVX2, FMA and F16C.
+#include "backends/cpu/isa/generic.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace lily::cpu {
+
+#if defined(__AVX2__)
+namespace {
+
+struct Avx2 {
+  static constexpr uint32_t N = 8;
+  static constexpr uint32_t kOutputs = 2;  // outputs and rows of a tile of a product of many rows
+  static constexpr uint32_t kRows = 2;
+  static constexpr uint32_t kValueHeads = 4;  // heads and vectors of one step of attention's weighted sum
+  static constexpr uint32_t kValueVectors = 2;
+  using F = __m256;
+  using I = __m256i;
+
+  LILY_INLINE F zero() { return _mm256_setzero_ps(); }
+  LILY_INLINE F set1(float x) { return _mm256_set1_ps(x); }
+  LILY_INLINE F load(const float* p) { return _mm256_loadu_ps(p); }
+  LILY_INLINE F load_bytes(const std::byte* p) { return _mm256_castsi256_ps(load_words(p)); }
+  LILY_INLINE void store(float* p, F x) { _mm256_storeu_ps(p, x); }
+  LILY_INLINE F add(F a, F b) { return _mm256_add_ps(a, b); }
+  LILY_INLINE F sub(F a, F b) { return _mm256_sub_ps(a, b); }
+  LILY_INLINE F mul(F a, F b) { return _mm256_mul_ps(a, b); }
+  LILY_INLINE F div(F a, F b) { return _mm256_div_ps(a, b); }
+  LILY_INLINE F fma(F a, F b, F c) { return _mm256_fmadd_ps(a, b, c); }
+  LILY_INLINE F max(F a, F b) { return _mm256_max_ps(a, b); }
+  LILY_INLINE F min(F a, F b) { return _mm256_min_ps(a, b); }
+  LILY_INLINE F round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  LILY_INLINE F times_power_of_two(F x, F n) {  // adds to the exponent; a NaN n adds nothing
+    const I power = _mm256_slli_epi32(_mm256_cvtps_epi32(n), 23);
+    return _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(x), power));
+  }
+  LILY_INLINE float reduce_add(F x) {
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  }
+  LILY_INLINE float reduce_max(F x) {
+    __m128 top = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+    return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+  }
+  LILY_INLINE __m128i load_halves(const std::byte* p) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  }
+  LILY_INLINE F load_bf16(const std::byte* p) {
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves(p)), 16));
+  }
+  LILY_INLINE F load_f16(const std::byte* p) { return _mm256_cvtph_ps(load_halves(p)); }
+  LILY_INLINE void store_bf16(std::byte* p, F x) {
+    const I bits = _mm256_castps_si256(x);
+    const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    const I rounded = _mm256_add_epi32(_mm256_add_epi32(bits, _mm256_set1_epi32(0x7fff)), odd);
+    const I quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    const I nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    const I high = _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, nan), 16);
+    const __m128i packed = _mm_packus_epi32(_mm256_castsi256_si128(high), _mm256_extracti128_si256(high, 1));
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), packed);
+  }
+
+  LILY_INLINE I load_words(const std::byte* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  LILY_INLINE I load_some_words(const std::byte* p, uint32_t count) {
+    const I lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    const I mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane);
+    return _mm256_maskload_epi32(reinterpret_cast<const int*>(p), mask);
+  }
+  LILY_INLINE I and_bits(I x, uint32_t mask) {
+    return _mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(mask)));
+  }
+  template <uint32_t Bits>
+  LILY_INLINE I last_code(I x) {
+    return _mm256_srli_epi32(x, 32 - Bits);
+  }
+  LILY_INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
+  // The scale of each lane of vector `vector`, where `Lanes` lanes share one.
+  template <uint32_t Lanes>
+  LILY_INLINE F lanes(const float* scale, uint32_t vector) {
+    static_assert(Lanes == 4 || Lanes % N == 0);
+    if constexpr (Lanes == 4) {
+      const float* two = scale + size_t{vector} * 2;
+      return _mm256_insertf128_ps(_mm256_set1_ps(two[0]), _mm_set1_ps(two[1]), 1);
+    } else {
+      return _mm256_set1_ps(scale[vector / (Lanes / N)]);
+    }
+  }
+};
+
+constexpr Kernels kTable = Generic<Avx2>::table("avx2");
+
+}  // namespace
+
+const Kernels* avx2_kernels() { return &kTable; }
+
+#else
+
+const Kernels* avx2_kernels() { return nullptr; }
+
+#endif
+
+}  // namespace lily::cpu
