@@ -23,15 +23,18 @@ struct Turn {
   std::array<float, kHalf> sine;
 };
 
+// 1 / theta^(2j/64) with every step rounded to float32, as the published code rounds it: at large positions
+// the rounding is part of the model.
 std::array<float, kHalf> make_frequencies() {
   std::array<float, kHalf> frequencies{};
   for (uint32_t j = 0; j < kHalf; ++j) {
-    frequencies[j] = static_cast<float>(std::pow(Shape::kRopeTheta, -2.0 * j / Shape::kRotaryDim));
+    const float exponent = static_cast<float>(2 * j) / static_cast<float>(Shape::kRotaryDim);
+    frequencies[j] = 1.0F / static_cast<float>(std::pow(Shape::kRopeTheta, static_cast<double>(exponent)));
   }
   return frequencies;
 }
 
-// Equation 6: angles in float32, as the published code computes them.
+// Equation 6: angles in float32 as well, their cosines and sines in double.
 Turn turn_of(uint32_t position) {
   static const std::array<float, kHalf> kFrequencies = make_frequencies();
   Turn turn{};

@@ -13,6 +13,22 @@ float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 // log(1 + exp(x)) without overflow.
 float softplus(float x) { return std::max(x, 0.0F) + std::log1p(std::exp(-std::fabs(x))); }
 
+// The convolution's channels that a k head and the v heads using it read.
+struct Channels {
+  size_t q;
+  size_t k;
+  size_t v;
+  uint32_t v_heads;
+};
+Channels channels_of(const Shape& shape, uint32_t k_head) {
+  const uint32_t v_heads = shape.v_heads / shape.k_heads;
+  const size_t q = size_t{k_head} * kDim;
+  return {.q = q,
+          .k = shape.key_width() + q,
+          .v = 2 * size_t{shape.key_width()} + v_heads * q,
+          .v_heads = v_heads};
+}
+
 }  // namespace
 
 CpuBlocks::DeltaNetBatch::DeltaNetBatch(const Kernels& kernels, Carver carver, const Shape& shape,
@@ -43,11 +59,8 @@ void CpuBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segment
 void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
                             uint32_t rows) const {
   const size_t channels = shape_.conv_channels();
-  const uint32_t group = shape_.v_heads / shape_.k_heads;
+  const auto& [q_channel, k_channel, v_channel, v_heads] = channels_of(shape_, k_head);
   const size_t row = piece.first_row + first;
-  const size_t q_channel = size_t{k_head} * kDim;
-  const size_t k_channel = shape_.key_width() + q_channel;
-  const size_t v_channel = 2 * size_t{shape_.key_width()} + size_t{k_head} * group * kDim;
   float* mixed = batch.mixed + row * channels;
   const auto convolve = [&](size_t channel, uint32_t count) {
     kernels_.conv_silu({.x = mixed + channel,
@@ -60,14 +73,14 @@ void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint
   };
   convolve(q_channel, kDim);
   convolve(k_channel, kDim);
-  convolve(v_channel, group * kDim);
+  convolve(v_channel, v_heads * kDim);
   const float q_scale = 1.0F / std::sqrt(static_cast<float>(kDim));
   for (uint32_t r = 0; r < rows; ++r) {
     kernels_.l2_normalize(mixed + r * channels + q_channel, kDim, q_scale);
     kernels_.l2_normalize(mixed + r * channels + k_channel, kDim, 1.0F);
   }
-  for (uint32_t h = k_head * group; h < (k_head + 1) * group; ++h) {
-    float* head = mixed + v_channel + size_t{h - k_head * group} * kDim;
+  for (uint32_t h = k_head * v_heads; h < (k_head + 1) * v_heads; ++h) {
+    float* head = mixed + v_channel + size_t{h - k_head * v_heads} * kDim;
     float* decay = batch.a + row * shape_.v_heads + h;
     float* beta = batch.b + row * shape_.v_heads + h;
     for (size_t r = 0; r < rows; ++r) {
@@ -95,40 +108,42 @@ void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint
   }
 }
 
-// All rows of a piece at once; of a provisional one row by row, as its states are kept after each.
+// All rows of a piece at once; of a provisional one row by row, with a copy of the states after each.
 void CpuBlocks::delta_pieces(const DeltaNetBatch& batch) {
-  const size_t items = batch.pieces.size() * shape_.k_heads;
-  uint32_t draft_rows = 0;
-  uint32_t settled = 0;
-  for (const Piece& piece : batch.pieces) {
-    draft_rows = piece.provisional ? std::max(draft_rows, piece.rows) : draft_rows;
-    settled += piece.provisional ? 0 : 1;
-  }
-  if (settled > 0) {
-    pool_.for_each(items, 1, [&](size_t begin, size_t end) {
-      for (size_t item = begin; item < end; ++item) {
-        const Piece& piece = batch.pieces[item / shape_.k_heads];
-        if (!piece.provisional) {
-          delta_heads(batch, piece, static_cast<uint32_t>(item % shape_.k_heads), 0, piece.rows);
+  pool_.for_each(batch.pieces.size() * shape_.k_heads, 1, [&](size_t begin, size_t end) {
+    for (size_t item = begin; item < end; ++item) {
+      const Piece& piece = batch.pieces[item / shape_.k_heads];
+      const auto k_head = static_cast<uint32_t>(item % shape_.k_heads);
+      const uint32_t step = piece.provisional ? 1 : piece.rows;
+      for (uint32_t row = 0; row < piece.rows; row += step) {
+        delta_heads(batch, piece, k_head, row, step);
+        if (piece.provisional) {
+          keep_heads(*piece.state, batch.layer, k_head, piece.skipped + row);
         }
-      }
-    });
-  }
-  for (uint32_t r = 0; r < draft_rows; ++r) {
-    pool_.for_each(items, 1, [&](size_t begin, size_t end) {
-      for (size_t item = begin; item < end; ++item) {
-        const Piece& piece = batch.pieces[item / shape_.k_heads];
-        if (piece.provisional && r < piece.rows) {
-          delta_heads(batch, piece, static_cast<uint32_t>(item % shape_.k_heads), r, 1);
-        }
-      }
-    });
-    for (const Piece& piece : batch.pieces) {
-      if (piece.provisional && r < piece.rows) {
-        piece.state->keep_row(batch.layer, piece.skipped + r);
       }
     }
+  });
+}
+
+// Copies what delta_heads() changed of the states to where accept() finds it.
+void CpuBlocks::keep_heads(host::HostState& state, uint32_t layer, uint32_t k_head, uint32_t row) const {
+  float* conv = state.kept_conv(layer, row);
+  float* delta = state.kept_delta(layer, row);
+  if (conv == nullptr || delta == nullptr) {
+    return;  // the last row: the state itself
   }
+  const Channels channels = channels_of(shape_, k_head);
+  const auto copy = [&](size_t channel, size_t count) {
+    for (size_t tap = 0; tap < Shape::kConvKernel - 1; ++tap) {
+      const size_t at = tap * shape_.conv_channels() + channel;
+      std::copy_n(state.conv(layer) + at, count, conv + at);
+    }
+  };
+  copy(channels.q, kDim);
+  copy(channels.k, kDim);
+  copy(channels.v, size_t{channels.v_heads} * kDim);
+  const size_t first = size_t{k_head} * channels.v_heads * kDim * kDim;
+  std::copy_n(state.delta(layer) + first, size_t{channels.v_heads} * kDim * kDim, delta + first);
 }
 
 void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {

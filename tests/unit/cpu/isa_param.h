@@ -1,0 +1,46 @@
+// Runs a test for every instruction set this processor can use.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <string>
+#include <vector>
+
+#include "backends/cpu/kernels.h"
+
+namespace lily::cpu::test {
+
+inline std::vector<std::string> usable_isas() {
+  std::vector<std::string> names;
+  for (const IsaListing& isa : list_isas()) {
+    if (isa.usable) {
+      names.emplace_back(isa.kernels->name);
+    }
+  }
+  return names;
+}
+
+class IsaTest : public ::testing::TestWithParam<std::string> {
+ protected:
+  const Kernels& kernels() const { return **choose_kernels(GetParam()); }
+};
+
+#define LILY_FOR_EACH_ISA(suite)                                                              \
+  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(::lily::cpu::test::usable_isas()), \
+                           [](const ::testing::TestParamInfo<std::string>& isa) { return isa.param; })
+
+inline std::vector<float> randoms(size_t count, uint32_t seed, float size = 1.0F) {
+  std::mt19937 engine(seed);
+  std::normal_distribution<float> normal(0.0F, size);
+  std::vector<float> out(count);
+  for (float& value : out) {
+    value = normal(engine);
+  }
+  return out;
+}
+
+// Half a unit in the last place of float32, relative.
+inline constexpr double kUnit = 0x1p-24;
+
+}  // namespace lily::cpu::test
