@@ -3,6 +3,7 @@
 #include <array>
 
 #include "backends/absent/absent.h"
+#include "backends/cpu/backend.h"
 #include "reference/backend.h"
 
 namespace lily {
@@ -17,6 +18,7 @@ struct Entry {
 constexpr std::array kEntries{
     Entry{"cuda", absent::make_cuda_backend},
     Entry{"metal", absent::make_metal_backend},
+    Entry{"cpu", make_cpu_backend},
     Entry{"reference", make_reference_backend},
 };
 

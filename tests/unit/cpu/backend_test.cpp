@@ -1,0 +1,234 @@
+// The backend as a whole on the small shape: the promises that hold whatever shares a pass, as equality of
+// bits, for every instruction set.
+#include "backends/cpu/backend.h"
+
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "backends/cpu/blocks/cpu_blocks.h"
+#include "backends/host/host_backend.h"
+#include "tests/support/random_weights.h"
+#include "tests/unit/cpu/isa_param.h"
+
+namespace lily::cpu {
+namespace {
+
+using Logits = std::vector<float>;
+using Tokens = std::vector<int32_t>;
+
+const Shape kShape = kTiny.with_layers(4);
+
+const ModelWeights& tiny_weights() {
+  static const lily::test::RandomWeights weights(kShape);
+  return weights.get();
+}
+
+Plan plan_of(uint32_t chunk) { return *make_plan(kShape, {.context = 2048, .sequences = 8, .chunk = chunk}); }
+
+std::unique_ptr<host::HostBackend> make_backend(const Kernels& kernels, unsigned threads,
+                                                const ModelWeights& weights = tiny_weights()) {
+  auto backend =
+      std::make_unique<host::HostBackend>(DeviceInfo{}, std::make_unique<CpuBlocks>(kernels, threads));
+  const auto loaded = backend->load(weights, plan_of(1024), [](double) {});
+  EXPECT_TRUE(loaded.has_value()) << loaded.error().message;
+  return backend;
+}
+
+Tokens tokens_of(uint32_t count, uint32_t seed) {
+  std::mt19937 engine(seed);
+  Tokens tokens(count);
+  for (int32_t& token : tokens) {
+    token = static_cast<int32_t>(engine() % kShape.vocab);
+  }
+  return tokens;
+}
+
+// The wanted logits of each slice.
+std::vector<Logits> run(Backend& backend, const std::vector<Slice>& slices) {
+  const auto ticket = backend.submit({.slices = slices});
+  EXPECT_TRUE(ticket.has_value()) << ticket.error().message;
+  auto output = backend.collect(*ticket);
+  EXPECT_TRUE(output.has_value()) << output.error().message;
+  std::vector<Logits> logits;
+  for (SliceOutput& slice : output->slices) {
+    EXPECT_TRUE(slice.finite);
+    logits.push_back(std::move(slice.logits));
+  }
+  return logits;
+}
+
+Slice slice_of(SequenceState& state, std::span<const int32_t> tokens, Keep keep = Keep::all_rows) {
+  return {.state = &state,
+          .tokens = tokens,
+          .sampling = {},
+          .logits_rows = static_cast<uint32_t>(tokens.size()),
+          .keep = keep};
+}
+
+// One sequence in chunks of `chunk` rows; logits of its last `wanted` tokens, which are a chunk of their own.
+Logits alone(Backend& backend, std::span<const int32_t> tokens, uint32_t chunk, size_t wanted = 4) {
+  const auto state = *backend.new_state(2048);
+  const auto before = tokens.first(tokens.size() - wanted);
+  for (size_t begin = 0; begin < before.size(); begin += chunk) {
+    Slice slice = slice_of(*state, before.subspan(begin, std::min<size_t>(chunk, before.size() - begin)));
+    slice.logits_rows = 0;
+    run(backend, {slice});
+  }
+  return run(backend, {slice_of(*state, tokens.last(wanted))}).front();
+}
+
+bool same_bits(std::span<const float> a, std::span<const float> b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+}
+
+class CpuBackend : public test::IsaTest {};
+
+TEST_P(CpuBackend, ChunksDoNotChangeABit) {
+  const auto backend = make_backend(kernels(), 2);
+  const Tokens tokens = tokens_of(600, 1);
+  const Logits whole = alone(*backend, tokens, 600);  // more than a batch of rows and a partition of tokens
+  for (const uint32_t chunk : {1U, 7U, 64U, 512U}) {
+    EXPECT_TRUE(same_bits(whole, alone(*backend, tokens, chunk))) << chunk;
+  }
+}
+
+TEST_P(CpuBackend, CompanionsDoNotChangeABit) {
+  const auto backend = make_backend(kernels(), 2);
+  const std::array<Tokens, 3> tokens{tokens_of(40, 2), tokens_of(70, 3), tokens_of(30, 4)};
+  std::array<Logits, 3> together;
+  std::array<std::unique_ptr<SequenceState>, 3> states;
+  for (auto& state : states) {
+    state = *backend->new_state(2048);
+  }
+  // A chunk beside single rows, then all single rows.
+  for (size_t done : {0, 10, 11, 12, 13, 29}) {
+    const size_t rows = done == 0 ? 10 : done == 13 ? 16 : 1;
+    std::vector<Slice> slices;
+    for (size_t i = 0; i < 3; ++i) {
+      slices.push_back(slice_of(*states[i], std::span(tokens[i]).subspan(done, rows)));
+    }
+    const auto logits = run(*backend, slices);
+    for (size_t i = 0; i < 3; ++i) {
+      together[i].insert(together[i].end(), logits[i].begin(), logits[i].end());
+    }
+  }
+  for (size_t i = 0; i < 3; ++i) {
+    const Logits single = alone(*backend, std::span(tokens[i]).first(30), 30, 30);
+    EXPECT_TRUE(same_bits(together[i], single)) << i;
+  }
+}
+
+TEST_P(CpuBackend, ThreadsDoNotChangeABit) {
+  const Tokens tokens = tokens_of(80, 5);
+  const Logits one = alone(*make_backend(kernels(), 1), tokens, 33);
+  for (const unsigned threads : {2U, 3U, 5U}) {
+    EXPECT_TRUE(same_bits(one, alone(*make_backend(kernels(), threads), tokens, 33))) << threads;
+  }
+}
+
+TEST_P(CpuBackend, AnAcceptedDraftContinuesAsIfItHadBeenAllThereWas) {
+  const auto backend = make_backend(kernels(), 2);
+  const Tokens tokens = tokens_of(35, 6);
+  const Logits want = alone(*backend, tokens, 35, 35);
+  for (uint32_t accepted = 1; accepted <= 5; ++accepted) {
+    const auto state = *backend->new_state(2048);
+    run(*backend, {slice_of(*state, std::span(tokens).first(20))});
+    Tokens draft(tokens.begin() + 20, tokens.begin() + 25);
+    for (uint32_t i = accepted; i < 5; ++i) {
+      draft[i] = 17;  // rejected
+    }
+    const Logits seen = run(*backend, {slice_of(*state, draft, Keep::until_accept)}).front();
+    EXPECT_TRUE(same_bits(std::span(seen).first(accepted * kShape.vocab),
+                          std::span(want).subspan(20 * kShape.vocab, accepted * kShape.vocab)));
+    ASSERT_TRUE(state->accept(accepted).has_value());
+    const Logits rest = run(*backend, {slice_of(*state, std::span(tokens).subspan(20 + accepted))}).front();
+    EXPECT_TRUE(same_bits(rest, std::span(want).subspan((20 + accepted) * kShape.vocab))) << accepted;
+  }
+}
+
+TEST_P(CpuBackend, TakesOtherFormats) {
+  for (const uint32_t group : {32U, 64U}) {
+    for (const DType type : {DType::f16, DType::f32}) {
+      const lily::test::RandomWeights weights(kShape, {.bits = group == 32 ? 8U : 4U,
+                                                       .group = group,
+                                                       .router_bits = 4,
+                                                       .scale_type = type,
+                                                       .dense_type = type});
+      const auto backend = make_backend(kernels(), 2, weights.get());
+      const Tokens tokens = tokens_of(9, 7);
+      EXPECT_TRUE(same_bits(alone(*backend, tokens, 9), alone(*backend, tokens, 2)));
+    }
+  }
+}
+
+// All variants compute the same function: they differ by rounding, which four layers keep small.
+TEST_P(CpuBackend, AgreesWithTheScalarVariant) {
+  const Tokens tokens = tokens_of(100, 8);
+  const Logits want = alone(*make_backend(kScalarKernels, 2), tokens, 100);
+  const Logits logits = alone(*make_backend(kernels(), 2), tokens, 100);
+  double difference = 0;
+  double size = 0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    difference += std::pow(double{logits[i]} - want[i], 2);
+    size += std::pow(double{want[i]}, 2);
+  }
+  EXPECT_LT(std::sqrt(difference / size),
+            2e-3);  // a rounding of bf16 keys and values that falls the other way
+}
+
+// Which kernels ran is seen by wrapping them.
+std::array<uint64_t, 3> calls{};
+const Kernels* wrapped = nullptr;
+
+TEST_P(CpuBackend, RunsTheKernelsThatWereForced) {
+  calls = {};
+  wrapped = &kernels();
+  Kernels counting = kernels();
+  counting.matmul = [](const MatmulArgs& args) {
+    __atomic_add_fetch(&calls[0], 1, __ATOMIC_RELAXED);
+    wrapped->matmul(args);
+  };
+  counting.delta_rule = [](const DeltaArgs& args) {
+    __atomic_add_fetch(&calls[1], 1, __ATOMIC_RELAXED);
+    wrapped->delta_rule(args);
+  };
+  counting.attend = [](const AttendArgs& args) {
+    __atomic_add_fetch(&calls[2], 1, __ATOMIC_RELAXED);
+    wrapped->attend(args);
+  };
+  alone(*make_backend(counting, 2), tokens_of(2, 9), 2, 2);
+  EXPECT_GT(calls[0], 0U);
+  EXPECT_EQ(calls[1], 3U * kShape.v_heads) << "once per delta-net layer and v head";
+  EXPECT_EQ(calls[2], 2U * kShape.kv_heads) << "once per row and key-value head";
+}
+
+TEST_P(CpuBackend, SaysWhatItRunsOn) {
+  const auto backend = make_cpu_backend({.threads = 2, .isa = GetParam()});
+  ASSERT_TRUE(backend.has_value());
+  EXPECT_EQ((*backend)->device().name, "cpu");
+  EXPECT_TRUE((*backend)->device().description.ends_with(", 2 threads, " + GetParam()))
+      << (*backend)->device().description;
+}
+
+LILY_FOR_EACH_ISA(CpuBackend);
+
+TEST(MakeCpuBackend, RefusesAnUnknownInstructionSet) {
+  const auto backend = make_cpu_backend({.threads = 1, .isa = "sse9"});
+  ASSERT_FALSE(backend.has_value());
+  EXPECT_EQ(backend.error().kind, ErrorKind::invalid_input);
+}
+
+// The batches of a plan and of a smaller pass must fit the workspace that was estimated: run the largest.
+TEST(CpuBlocksMemory, EstimateIsWhatTheBlocksAllocate) {
+  CpuBlocks blocks(kScalarKernels, 1);
+  const MemoryNeed small = blocks.estimate(tiny_weights(), plan_of(16));
+  const MemoryNeed large = blocks.estimate(tiny_weights(), plan_of(1024));
+  EXPECT_LT(small.workspace, large.workspace);
+  EXPECT_LT(large.workspace, 64U << 20);
+  EXPECT_GT(large.mapped, 0U);
+  EXPECT_LT(large.weights, 1U << 20);
+}
+
+}  // namespace
+}  // namespace lily::cpu
