@@ -87,7 +87,7 @@ class EngineImpl final : public Engine {
   void drain(double seconds) override {
     mailbox_->refuse_new_jobs();
     if (mailbox_->wait_until_idle(seconds)) return;
-    mailbox_->abort();
+    mailbox_->end_all();
     // The device drops what it computes between two blocks: this ends soon.
     mailbox_->wait_until_idle(std::numeric_limits<double>::max());
   }

@@ -20,7 +20,8 @@ namespace lily {
 // What a request asks for, already validated and resolved against the model's defaults. Ids are token ids.
 struct GenerationRequest {
   std::vector<int32_t> prompt;   // at least one token
-  bool starts_in_think = false;  // from the rendered prompt
+  bool starts_in_think = false;  // both from the rendered prompt
+  bool continues_text = false;
   uint32_t max_tokens = 0;       // 0 = up to the context
   Sampling sampling{};           // mode greedy or random; spans are ignored, see logit_bias
   std::vector<LogitBias> logit_bias;

@@ -11,15 +11,15 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerationRequest& requ
       request_(request),
       max_tokens_(max_tokens),
       detokenizer_(tokenizer, /*skip_special=*/true),
-      splitter_(request.starts_in_think),
+      splitter_(request.starts_in_think, request.continues_text),
       stops_(request.stop) {}
 
 Generation::Step Generation::push(int32_t token, std::span<const float> logits) {
   Step step;
   ++tokens_;
-  // Before the push: the token that ends the reasoning still belongs to it.
-  if (splitter_.in_think()) ++reasoning_tokens_;
+  const bool was_thinking = splitter_.in_think();
   if (std::ranges::find(request_.stop_ids, token) != request_.stop_ids.end()) {
+    if (was_thinking) ++reasoning_tokens_;
     flush(step.deltas);
     step.end = FinishReason::stop;
     return step;
@@ -33,6 +33,8 @@ Generation::Step Generation::push(int32_t token, std::span<const float> logits) 
     pending_.push_back({.info = describe(token, logits), .begin = text_bytes_, .end = end});
   }
   route(text, step.deltas);
+  // The tokens that open and close the think block belong to it.
+  if (was_thinking || splitter_.in_think()) ++reasoning_tokens_;
   if (!stopped_ && tokens_ >= max_tokens_) {
     flush(step.deltas);
     step.end = FinishReason::length;

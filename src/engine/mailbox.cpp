@@ -65,7 +65,7 @@ bool Mailbox::wait_until_idle(double seconds) {
   return idle_.wait_for(lock, wait, idle);
 }
 
-void Mailbox::abort() {
+void Mailbox::end_all() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   orders_.abort = true;

@@ -36,7 +36,7 @@ class Mailbox {
   void refuse_new_jobs();
   // True when no job is left before `seconds` have passed.
   bool wait_until_idle(double seconds);
-  void abort();  // the device thread ends all jobs with ErrorKind::cancelled
+  void end_all();  // the device thread ends all jobs with ErrorKind::cancelled
   void stop();   // and then itself
 
   // For the device thread.

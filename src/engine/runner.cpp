@@ -38,7 +38,7 @@ Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& pla
 void Runner::run() {
   for (;;) {
     const Mailbox::Orders orders = mailbox_.wait(!running_.empty());
-    if (orders.abort) abort_all();
+    if (orders.abort) end_all();
     if (orders.stop) break;
     if (Result<void> done = guarded([&]() -> Result<void> { return step(), Result<void>(); }); !done) {
       fail_all(done.error());
@@ -115,10 +115,11 @@ void Runner::fail_all(const Error& error) {
     fail_session(*session, error);
   }
   while (!flights_.empty()) collect_oldest();
+  for (auto& session : running_) session->passes_in_flight = 0;  // even of a flight that the fault lost
   sweep();
 }
 
-void Runner::abort_all() {
+void Runner::end_all() {
   while (std::shared_ptr<JobRecord> job = mailbox_.next()) {
     job->end(Failed{shutting_down()});
     mailbox_.count(JobEnd::cancelled);
@@ -219,7 +220,8 @@ void Runner::take(Flight& flight, Result<Output> output) {
     --session.passes_in_flight;
     if (!output) {
       session.state_failed = true;
-      if (!session.job().ended()) fail_session(session, output.error());
+      // A pass that was dropped on request: its jobs are cancelled already or about to be ended by end_all().
+      if (!flight.watch.cancel) fail_session(session, output.error());
       continue;
     }
     if (!output->slices[i].finite) session.state_failed = true;

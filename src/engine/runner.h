@@ -36,7 +36,7 @@ class Runner {
   Result<std::unique_ptr<SequenceState>> fresh_state();
   void sweep();
   void reuse(Session& session);
-  void abort_all();
+  void end_all();
   void fail_all(const Error& error);
 
   bool submit_next();

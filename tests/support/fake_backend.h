@@ -1,0 +1,293 @@
+// A device without a model: the next token is a hash of the whole token history of a state (and, when it
+// samples at random, of the seed). It keeps to the contract of backend.h and checks that its caller does, so
+// that a test of the engine fails where the engine would mislead a real device.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "backend/backend.h"
+
+namespace lily::test {
+
+// What a test sees of one slice.
+struct SeenSlice {
+  int state = 0;
+  uint32_t position = 0;  // tokens absorbed before
+  uint32_t rows = 0;
+  bool decode = false;  // the empty slice
+  bool samples = false;
+  uint32_t logits_rows = 0;
+};
+using SeenPass = std::vector<SeenSlice>;
+
+// Shared between the test and the backend, which may be gone already.
+struct FakeControl {
+  using History = std::vector<int32_t>;
+  std::chrono::microseconds pass_time{0};
+  // Set before the engine starts; called on the device thread.
+  std::function<std::optional<int32_t>(const History&)> script;  // the next token, where not the hash
+  std::function<bool(const History&)> not_finite;                // after this history logits are NaN
+  std::function<std::optional<Error>(const Pass&)> fail_submit;  // refuses a pass
+  std::function<std::optional<Error>(size_t pass)> fail_collect;
+  std::function<void(size_t pass)> on_collect;  // before a pass is computed; may throw
+  std::function<std::optional<Error>(int state)> fail_new_state;
+
+  std::vector<SeenPass> passes() const {
+    const std::lock_guard lock(mutex);
+    return seen;
+  }
+  // Breaches of the contract by the caller; a test ends with EXPECT_EQ(.., {}).
+  std::vector<std::string> breaches() const {
+    const std::lock_guard lock(mutex);
+    return broken;
+  }
+  int live_states() const { return states_alive; }
+
+  mutable std::mutex mutex;
+  std::vector<SeenPass> seen;
+  std::vector<std::string> broken;
+  std::atomic<int> states_alive{0};
+  std::atomic<int> states_made{0};
+  std::atomic<int> passes_cancelled{0};
+};
+
+// One of the 256 ids that are bytes of the tiny tokenizer, so that every token shows in the text.
+inline int32_t fake_next_token(const FakeControl::History& history, uint64_t seed) {
+  uint64_t hash = 0x9E3779B97F4A7C15ULL ^ seed;
+  for (const int32_t token : history) {
+    hash = (hash ^ static_cast<uint64_t>(token)) * 0xD6E8FEB86659FD93ULL;
+    hash ^= hash >> 32;
+  }
+  return static_cast<int32_t>(hash % 256);
+}
+
+class FakeCheckpoint final : public Checkpoint {
+ public:
+  explicit FakeCheckpoint(FakeControl::History history) : history_(std::move(history)) {}
+  uint32_t length() const override { return static_cast<uint32_t>(history_.size()); }
+  uint64_t bytes() const override { return history_.size() * sizeof(int32_t); }
+  Result<void> write(ByteSink& sink) const override { return sink.write(std::as_bytes(std::span(history_))); }
+  const FakeControl::History& history() const { return history_; }
+
+ private:
+  FakeControl::History history_;
+};
+
+class FakeState final : public SequenceState {
+ public:
+  FakeState(std::shared_ptr<FakeControl> control, int number, uint32_t capacity)
+      : control_(std::move(control)), number_(number), capacity_(capacity) {
+    ++control_->states_alive;
+  }
+  ~FakeState() override {
+    if (in_flight > 0) breach("a state was destroyed while a pass used it");
+    --control_->states_alive;
+  }
+  uint32_t length() const override { return submitted; }
+  Result<std::unique_ptr<Checkpoint>> save() override {
+    if (in_flight > 0) return fail(ErrorKind::internal, "the fake does not save a state in flight");
+    return std::make_unique<FakeCheckpoint>(history);
+  }
+  Result<void> resume(const Checkpoint& checkpoint) override {
+    if (in_flight > 0) breach("resume() of a state in flight");
+    if (failed) breach("resume() of a failed state");
+    history = dynamic_cast<const FakeCheckpoint&>(checkpoint).history();
+    submitted = static_cast<uint32_t>(history.size());
+    last_token.reset();
+    begun = false;
+    return {};
+  }
+  Result<void> accept(uint32_t) override { return {}; }
+  Result<void> begin_answer(std::span<const int32_t> prompt) override {
+    prompt_size = prompt.size();
+    begun = true;
+    return {};
+  }
+  void breach(const std::string& what) {
+    const std::lock_guard lock(control_->mutex);
+    control_->broken.push_back(what);
+  }
+  int number() const { return number_; }
+  uint32_t capacity() const { return capacity_; }
+
+  FakeControl::History history;       // of computed passes
+  uint32_t submitted = 0;             // tokens of submitted passes
+  std::optional<int32_t> last_token;  // sampled, not absorbed
+  bool will_have_token = false;       // by the passes submitted
+  bool failed = false;
+  bool begun = false;
+  int in_flight = 0;
+  size_t prompt_size = 0;
+
+ private:
+  std::shared_ptr<FakeControl> control_;
+  int number_;
+  uint32_t capacity_;
+};
+
+class FakeBackend final : public Backend {
+ public:
+  FakeBackend(const Plan& plan, std::shared_ptr<FakeControl> control)
+      : plan_(plan), control_(std::move(control)) {
+    info_.name = "fake";
+    info_.description = "a hash";
+  }
+  ~FakeBackend() override {
+    if (control_->states_alive > 0) breach("the backend was destroyed before its states");
+    if (!flights_.empty()) breach("the backend was destroyed with passes in flight");
+  }
+
+  const DeviceInfo& device() const override { return info_; }
+  Result<MemoryNeed> estimate(const WeightFile&, const Plan&) const override { return MemoryNeed{}; }
+  Result<void> load(const WeightFile&, const Plan&, FunctionRef<void(double)>) override { return {}; }
+
+  Result<std::unique_ptr<SequenceState>> new_state(uint32_t max_tokens) override {
+    const int number = control_->states_made++;
+    if (control_->fail_new_state) {
+      if (auto error = control_->fail_new_state(number)) return fail(*error);
+    }
+    return std::make_unique<FakeState>(control_, number, max_tokens);
+  }
+
+  Result<Ticket> submit(const Pass& pass) override {
+    if (control_->fail_submit) {
+      if (auto error = control_->fail_submit(pass)) return fail(*error);
+    }
+    check(pass);
+    Flight flight{.cancel = pass.cancel, .slices = {}};
+    SeenPass seen;
+    for (const Slice& slice : pass.slices) {
+      auto& state = dynamic_cast<FakeState&>(*slice.state);
+      const auto rows = static_cast<uint32_t>(std::max<size_t>(slice.tokens.size(), 1));
+      const bool samples = slice.sampling.mode != Sampling::Mode::none;
+      seen.push_back(
+          {state.number(), state.submitted, rows, slice.tokens.empty(), samples, slice.logits_rows});
+      state.submitted += rows;
+      state.will_have_token = samples;
+      ++state.in_flight;
+      flight.slices.push_back(
+          {&state, {slice.tokens.begin(), slice.tokens.end()}, slice.sampling, slice.logits_rows});
+    }
+    flights_.push_back(std::move(flight));
+    const std::lock_guard lock(control_->mutex);
+    control_->seen.push_back(std::move(seen));
+    return next_ticket_++;
+  }
+
+  Result<Output> collect(Ticket ticket) override {
+    if (flights_.empty() || ticket != collected_) breach("collect() out of order");
+    const size_t number = collected_++;
+    const Flight flight = std::move(flights_.front());
+    flights_.pop_front();
+    for (const FakeSlice& slice : flight.slices) --slice.state->in_flight;
+    if (control_->on_collect) control_->on_collect(number);
+    bool lost = !wait(flight);
+    for (const FakeSlice& slice : flight.slices) lost = lost || slice.state->failed;
+    std::optional<Error> error;
+    if (control_->fail_collect) error = control_->fail_collect(number);
+    if (lost || error) {
+      for (const FakeSlice& slice : flight.slices) slice.state->failed = true;
+      if (error) return fail(*error);
+      ++control_->passes_cancelled;
+      return fail(ErrorKind::cancelled, "the pass was cancelled");
+    }
+    Output output;
+    output.bytes_read = 1;
+    output.seconds = std::chrono::duration<double>(control_->pass_time).count();
+    for (const FakeSlice& slice : flight.slices) output.slices.push_back(compute(slice));
+    return output;
+  }
+
+ private:
+  struct FakeSlice {
+    FakeState* state;
+    std::vector<int32_t> tokens;
+    Sampling sampling;
+    uint32_t logits_rows;
+  };
+  struct Flight {
+    const std::atomic<bool>* cancel;
+    std::vector<FakeSlice> slices;
+  };
+
+  void breach(const std::string& what) {
+    const std::lock_guard lock(control_->mutex);
+    control_->broken.push_back(what);
+  }
+
+  void check(const Pass& pass) {
+    std::set<const SequenceState*> states;
+    uint32_t rows = 0;
+    if (flights_.size() >= kMaxInFlight) breach("more than kMaxInFlight passes");
+    if (pass.slices.empty()) breach("an empty pass");
+    for (const Slice& slice : pass.slices) {
+      auto& state = dynamic_cast<FakeState&>(*slice.state);
+      if (!states.insert(slice.state).second) breach("a state twice in a pass");
+      if (slice.tokens.size() > plan_.chunk) breach("a slice above the chunk");
+      if (slice.tokens.empty() && !state.will_have_token) breach("a decode row without a sampled token");
+      if (state.failed) breach("a failed state was used");
+      if (!state.begun) breach("no begin_answer()");
+      const auto n = static_cast<uint32_t>(std::max<size_t>(slice.tokens.size(), 1));
+      rows += n;
+      if (state.submitted + n > state.capacity()) breach("more tokens than the state holds");
+    }
+    if (rows > plan_.max_rows) breach("more rows than the plan");
+  }
+
+  // Takes pass_time; false when cancelled meanwhile.
+  bool wait(const Flight& flight) {
+    const auto end = std::chrono::steady_clock::now() + control_->pass_time;
+    do {
+      if (flight.cancel != nullptr && *flight.cancel) return false;
+      std::this_thread::sleep_for(
+          std::min<std::chrono::microseconds>(control_->pass_time, std::chrono::microseconds(500)));
+    } while (std::chrono::steady_clock::now() < end);
+    return true;
+  }
+
+  SliceOutput compute(const FakeSlice& slice) {
+    FakeState& state = *slice.state;
+    SliceOutput output;
+    if (slice.tokens.empty()) {
+      if (!state.last_token) return {.token = -1, .finite = false, .logits = {}};
+      state.history.push_back(*state.last_token);
+    } else {
+      state.history.insert(state.history.end(), slice.tokens.begin(), slice.tokens.end());
+    }
+    state.last_token.reset();
+    if (control_->not_finite && control_->not_finite(state.history)) {
+      output.finite = false;
+      return output;
+    }
+    if (slice.sampling.mode == Sampling::Mode::none) return output;
+    const uint32_t vocab = plan_.shape.vocab;
+    std::optional<int32_t> token;
+    if (control_->script) token = control_->script(state.history);
+    const uint64_t seed = slice.sampling.mode == Sampling::Mode::random ? slice.sampling.seed + 1 : 0;
+    output.token = token.value_or(fake_next_token(state.history, seed));
+    if (slice.logits_rows > 0) {
+      output.logits.assign(size_t{slice.logits_rows} * vocab, 0.0F);
+      output.logits[output.logits.size() - vocab + static_cast<size_t>(output.token)] = 8.0F;
+    }
+    state.last_token = output.token;
+    return output;
+  }
+
+  const Plan plan_;
+  std::shared_ptr<FakeControl> control_;
+  DeviceInfo info_;
+  std::deque<Flight> flights_;
+  Ticket next_ticket_ = 0;
+  Ticket collected_ = 0;
+};
+
+}  // namespace lily::test
