@@ -4,8 +4,8 @@
 
 #include <random>
 
+#include "engine/generation.h"
 #include "tests/unit/engine/collector.h"
-#include "text/detokenizer.h"
 
 namespace lily::test {
 namespace {
@@ -237,15 +237,15 @@ TEST_F(EngineTest, RandomJobsWithRandomCancels) {
       if (a.cancelled) continue;
       seen.expect_order();
       // What the fake says after this prompt, from its definition.
-      std::vector<int32_t> history = request(a.prompt, 1, a.first).prompt;
-      Detokenizer text(*tokenizer, true);
+      const GenerationRequest alone = request(a.prompt, a.tokens, a.first);
+      std::vector<int32_t> history = alone.prompt;
+      Generation generation(*tokenizer, alone, a.tokens);
       std::string expected;
       const bool fails = a.first == 99 && a.prompt + a.tokens - 1 > 30;
       for (uint32_t i = 0; i < a.tokens && !fails; ++i) {
         history.push_back(fake_next_token(history, 0));
-        expected += text.push(history.back());
+        for (const Delta& delta : generation.push(history.back(), {}).deltas) expected += delta.content;
       }
-      expected += text.flush();
       EXPECT_EQ(seen.failed().has_value(), fails);
       if (!fails) {
         EXPECT_EQ(seen.content(), expected);
