@@ -190,8 +190,7 @@ class FakeBackend final : public Backend {
     flights_.pop_front();
     for (const FakeSlice& slice : flight.slices) --slice.state->in_flight;
     if (control_->on_collect) control_->on_collect(number);
-    bool lost = !wait(flight);
-    for (const FakeSlice& slice : flight.slices) lost = lost || slice.state->failed;
+    const bool lost = !wait(flight);
     std::optional<Error> error;
     if (control_->fail_collect) error = control_->fail_collect(number);
     if (lost || error) {
@@ -257,14 +256,15 @@ class FakeBackend final : public Backend {
   SliceOutput compute(const FakeSlice& slice) {
     FakeState& state = *slice.state;
     SliceOutput output;
+    if (state.failed) return {.token = -1, .finite = false, .logits = {}};  // by an earlier pass
     if (slice.tokens.empty()) {
-      if (!state.last_token) return {.token = -1, .finite = false, .logits = {}};
       state.history.push_back(*state.last_token);
     } else {
       state.history.insert(state.history.end(), slice.tokens.begin(), slice.tokens.end());
     }
     state.last_token.reset();
     if (control_->not_finite && control_->not_finite(state.history)) {
+      state.failed = true;
       output.finite = false;
       return output;
     }

@@ -1,0 +1,225 @@
+#include "apps/lily/assistant.h"
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <mutex>
+
+#include "apps/lily/progress.h"
+#include "server/jobs.h"
+
+namespace lily::app {
+namespace {
+
+// How soon an interrupt is seen while the model computes.
+constexpr std::chrono::milliseconds kInterruptCheck{50};
+
+// From the engine's thread to the one that writes.
+class EventQueue {
+ public:
+  void push(Event event) {
+    const std::lock_guard lock(mutex_);
+    events_.push_back(std::move(event));
+    changed_.notify_one();
+  }
+  // None when nothing came within `wait`.
+  std::optional<Event> pop(std::chrono::milliseconds wait) {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_for(lock, wait, [&] { return !events_.empty(); })) {
+      return std::nullopt;
+    }
+    Event event = std::move(events_.front());
+    events_.pop_front();
+    return event;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Event> events_;
+};
+
+Error to_error(const ApiError& error) { return {ErrorKind::invalid_input, error.message, {}}; }
+
+}  // namespace
+
+ChatRequest AnswerOptions::request(Conversation conversation) const {
+  ChatRequest request;
+  request.conversation = std::move(conversation);
+  request.max_tokens = max_tokens;
+  request.temperature = temperature;
+  request.top_p = top_p;
+  request.min_p = min_p;
+  request.presence_penalty = presence_penalty;
+  request.frequency_penalty = frequency_penalty;
+  request.repetition_penalty = repetition_penalty;
+  request.top_k = top_k;
+  request.seed = seed;
+  request.stop = stop;
+  request.enable_thinking = !no_think;
+  return request;
+}
+
+void add_answer_options(CLI::App& app, AnswerOptions& options) {
+  app.add_flag("--no-think", options.no_think, "answer without thinking first");
+  app.add_flag("--show-thinking", options.show_thinking,
+               "write the thinking too when stdout is not a terminal");
+  app.add_flag("--hide-thinking", options.hide_thinking, "never write the thinking");
+  app.add_option("--max-tokens", options.max_tokens, "most tokens of an answer, thinking included")
+      ->check(CLI::Range(1U, Limits::kMaxContext));
+  app.add_option("--temperature", options.temperature, "0 = always the likeliest token")
+      ->check(CLI::Range(0.0F, 100.0F));
+  app.add_option("--top-k", options.top_k, "sample from the k likeliest tokens; 0 = all");
+  app.add_option("--top-p", options.top_p, "sample from the likeliest tokens that hold this share")
+      ->check(CLI::Range(1e-6F, 1.0F));
+  app.add_option("--min-p", options.min_p, "leave out tokens below this share of the likeliest")
+      ->check(CLI::Range(0.0F, 1.0F));
+  app.add_option("--presence-penalty", options.presence_penalty, "taken from tokens that the answer has")
+      ->check(CLI::Range(-2.0F, 2.0F));
+  app.add_option("--frequency-penalty", options.frequency_penalty, "the same, each time it has them")
+      ->check(CLI::Range(-2.0F, 2.0F));
+  app.add_option("--repetition-penalty", options.repetition_penalty, "divides tokens of prompt and answer")
+      ->check(CLI::Range(0.01F, 100.0F));
+  app.add_option("--seed", options.seed, "the same seed gives the same answer; absent = random");
+  app.add_option("--stop", options.stop, "ends the answer where this text would come; may be repeated")
+      ->expected(1)
+      ->take_all();
+}
+
+AnswerWriter AnswerWriter::for_stdout(const AnswerOptions& options) {
+  const bool terminal = ::isatty(STDOUT_FILENO) == 1;
+  return {terminal, (terminal || options.show_thinking) && !options.hide_thinking};
+}
+
+void AnswerWriter::put(std::string_view text) {
+  if (!terminal_) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+  } else {
+    for (const char c : text) {
+      const auto byte = static_cast<unsigned char>(c);
+      const bool control = (byte < 0x20 && c != '\n' && c != '\t') || byte == 0x7F;
+      std::fputc(control ? '?' : c, stdout);
+    }
+  }
+  wrote_ = wrote_ || !text.empty();
+  line_open_ = text.empty() ? line_open_ : text.back() != '\n';
+}
+
+void AnswerWriter::write(const Delta& delta) {
+  if (!delta.reasoning.empty() && thinking_) {
+    if (terminal_ && !dim_) {
+      std::fputs("\033[2m", stdout);
+    }
+    dim_ = true;
+    put(delta.reasoning);
+  }
+  if (!delta.content.empty()) {
+    if (dim_) {
+      std::fputs(terminal_ ? "\033[0m\n\n" : "\n\n", stdout);
+      dim_ = false;
+    }
+    put(delta.content);
+  }
+  std::fflush(stdout);
+}
+
+void AnswerWriter::end() {
+  if (dim_ && terminal_) {
+    std::fputs("\033[0m", stdout);
+  }
+  if (line_open_) {
+    std::fputc('\n', stdout);
+  }
+  dim_ = wrote_ = line_open_ = false;
+  std::fflush(stdout);
+}
+
+Result<std::unique_ptr<Assistant>> Assistant::load(const std::string& model, const DeviceOptions& options) {
+  LILY_TRY(LoadedModel loaded, load_model(model, options, /*with_tokenizer=*/true));
+  std::unique_ptr<Assistant> assistant(new Assistant(std::move(loaded)));
+  LoadedModel& own = assistant->model_;
+  LILY_TRY(assistant->engine_, Engine::create(std::move(own.backend), own.plan, *own.tokenizer, {}));
+  return assistant;
+}
+
+Result<GenerationRequest> Assistant::prepare(const ChatRequest& request) const {
+  auto made = make_generation(request, *model_.tokenizer, model_.generation,
+                              {.context = model_.plan.context, .vocab = model_.plan.shape.vocab});
+  if (!made) {
+    return fail(to_error(made.error()));
+  }
+  return *std::move(made);
+}
+
+Result<GenerationRequest> Assistant::prepare_raw(const ChatRequest& request, std::string_view text) const {
+  GenerationRequest generation;
+  generation.prompt = model_.tokenizer->encode(text);
+  generation.max_tokens = request.max_tokens.value_or(0);
+  generation.sampling = resolve_sampling(request, model_.generation);
+  generation.stop_ids = model_.generation.stop_ids;
+  generation.stop = request.stop;
+  return generation;
+}
+
+Result<Answer> Assistant::ask(GenerationRequest request, const Interrupts& interrupts, AnswerWriter* writer) {
+  const auto queue = std::make_shared<EventQueue>();
+  Answer answer;
+  ProgressBar progress("reading the prompt");
+  bool reading = true;
+  LILY_TRY(const std::unique_ptr<Job> job,
+           engine_->submit(std::move(request), [queue](Event event) { queue->push(std::move(event)); }));
+  while (interrupts.count() == 0) {
+    std::optional<Event> event = queue->pop(kInterruptCheck);
+    if (!event) {
+      continue;
+    }
+    if (const auto* read = std::get_if<PromptProgress>(&*event)) {
+      progress.update(static_cast<double>(read->done) / read->total);
+      continue;
+    }
+    if (reading && !std::holds_alternative<Started>(*event)) {
+      progress.finish();
+      reading = false;
+    }
+    if (const auto* delta = std::get_if<Delta>(&*event)) {
+      answer.reasoning += delta->reasoning;
+      answer.content += delta->content;
+      if (writer != nullptr) {
+        writer->write(*delta);
+      }
+    } else if (auto* failed = std::get_if<Failed>(&*event)) {
+      if (writer != nullptr) {
+        writer->end();
+      }
+      return fail(std::move(failed->error));
+    } else if (auto* finished = std::get_if<Finished>(&*event)) {
+      answer.finished = std::move(*finished);
+      break;
+    }
+  }
+  if (writer != nullptr) {
+    writer->end();
+  }
+  return answer;
+}
+
+std::string_view to_string(FinishReason reason) { return reason == FinishReason::stop ? "stop" : "length"; }
+
+std::string timing_line(const Finished& finished) {
+  const Usage& usage = finished.usage;
+  const auto rate = [](double count, double seconds) { return seconds > 0 ? count / seconds : 0.0; };
+  const std::string thinking =
+      usage.reasoning_tokens > 0 ? fmt::format(" ({} thinking)", usage.reasoning_tokens) : "";
+  // The first token comes with the prompt.
+  const uint32_t decoded = usage.completion_tokens - 1;
+  return fmt::format("prompt {} tokens, {:.2f} s ({:.1f}/s); answer {} tokens{}, {:.2f} s ({:.1f}/s); {}",
+                     usage.prompt_tokens, usage.prefill_seconds,
+                     rate(usage.prompt_tokens - usage.cached_tokens, usage.prefill_seconds),
+                     usage.completion_tokens, thinking, usage.decode_seconds,
+                     rate(decoded, usage.decode_seconds), to_string(finished.reason));
+}
+
+}  // namespace lily::app

@@ -1,0 +1,122 @@
+// lily run: one prompt, one answer.
+#include <cstdio>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <memory>
+
+#include <boost/json/object.hpp>
+#include <boost/json/serialize.hpp>
+
+#include "apps/lily/assistant.h"
+#include "apps/lily/commands.h"
+
+namespace lily::app {
+namespace {
+
+struct RunOptions {
+  std::string model;
+  std::string prompt;
+  std::string prompt_file;
+  std::string system;
+  bool raw = false;
+  bool json = false;
+  AnswerOptions answer;
+  DeviceOptions device;
+};
+
+Result<std::string> read_all(const std::string& path) {
+  if (path == "-") {
+    return std::string(std::istreambuf_iterator<char>(std::cin), {});
+  }
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    return fail_errno("cannot open", path);
+  }
+  std::string text(std::istreambuf_iterator<char>(file), {});
+  if (file.bad()) {
+    return fail_errno("cannot read", path);
+  }
+  return text;
+}
+
+std::string to_json(const Answer& answer) {
+  boost::json::object out{{"text", answer.content}, {"reasoning", answer.reasoning}};
+  if (answer.finished) {
+    const Usage& usage = answer.finished->usage;
+    out["finish"] = to_string(answer.finished->reason);
+    out["usage"] = {
+        {"prompt_tokens", usage.prompt_tokens},         {"cached_tokens", usage.cached_tokens},
+        {"completion_tokens", usage.completion_tokens}, {"reasoning_tokens", usage.reasoning_tokens},
+        {"queue_seconds", usage.queue_seconds},         {"prefill_seconds", usage.prefill_seconds},
+        {"decode_seconds", usage.decode_seconds}};
+  } else {
+    out["finish"] = "interrupted";
+  }
+  return boost::json::serialize(out);
+}
+
+Result<GenerationRequest> prepare(const RunOptions& options, const Assistant& assistant) {
+  std::string prompt = options.prompt;
+  if (!options.prompt_file.empty()) {
+    LILY_TRY(prompt, read_all(options.prompt_file));
+  }
+  if (options.raw) {
+    return assistant.prepare_raw(options.answer.request({}), prompt);
+  }
+  Conversation conversation;
+  const auto say = [&](const char* role, std::string text) {
+    Message message;
+    message.role = role;
+    message.content.push_back({.kind = ContentPart::Kind::text, .text = std::move(text)});
+    conversation.messages.push_back(std::move(message));
+  };
+  if (!options.system.empty()) {
+    say("system", options.system);
+  }
+  say("user", std::move(prompt));
+  return assistant.prepare(options.answer.request(std::move(conversation)));
+}
+
+Result<void> run(const RunOptions& options) {
+  LILY_TRY(const std::unique_ptr<Assistant> assistant, Assistant::load(options.model, options.device));
+  LILY_TRY(GenerationRequest request, prepare(options, *assistant));
+  AnswerWriter writer = AnswerWriter::for_stdout(options.answer);
+  const Interrupts interrupts;
+  LILY_TRY(const Answer answer,
+           assistant->ask(std::move(request), interrupts, options.json ? nullptr : &writer));
+  if (options.json) {
+    std::puts(to_json(answer).c_str());
+  }
+  if (!answer.finished) {
+    return fail(ErrorKind::cancelled, "interrupted");
+  }
+  fmt::print(stderr, "{}\n", timing_line(*answer.finished));
+  return {};
+}
+
+}  // namespace
+
+void add_run(CommandLine& line) {
+  auto options = std::make_shared<RunOptions>();
+  options->device.plan.sequences = 1;
+  CLI::App* app = line.app.add_subcommand("run", "Answer one prompt");
+  app->add_option("MODEL", options->model, "checkpoint folder or owner/name; absent = the small model");
+  auto* prompt = app->add_option("-p,--prompt", options->prompt, "what to answer");
+  auto* file = app->add_option("-f,--prompt-file", options->prompt_file, "read it from a file; - = stdin");
+  prompt->excludes(file);
+  app->add_option("--system", options->system, "system message")
+      ->excludes(
+          app->add_flag("--raw", options->raw, "continue the text as it is, without the chat template"));
+  app->add_flag("--json", options->json, "one JSON object: text, reasoning, finish, usage");
+  add_answer_options(*app, options->answer);
+  add_device_options(*app, options->device);
+  app->callback([&line, options, prompt, file] {
+    if (prompt->count() + file->count() == 0) {
+      throw CLI::RequiredError("-p or -f");
+    }
+    line.chosen = [options] { return run(*options); };
+  });
+}
+
+}  // namespace lily::app
