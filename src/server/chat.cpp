@@ -19,7 +19,7 @@ template <class T>
 using Awaitable = Connection::Awaitable<T>;
 using Clock = Connection::Clock;
 
-// One request on its way through the pool of workers. `done` belongs to the thread of run().
+// One request on its way through the pool of workers, which owns it until it is done.
 struct Preparation {
   std::string body;
   std::shared_ptr<const ServedModel> model;
@@ -27,7 +27,6 @@ struct Preparation {
   bool stream = false;
   GenerationRequest generation;
   std::optional<ApiError> error;
-  bool done = false;
 
   void run();
   void work();
@@ -251,27 +250,9 @@ Awaitable<void> whole_answer(Connection& connection, Generation& generation, con
   }
 }
 
-// Parses, renders and tokenises on the pool; false: the client has gone meanwhile.
-Awaitable<bool> prepare(Connection& connection, const std::shared_ptr<Preparation>& job) {
-  const std::weak_ptr<Connection> weak = connection.weak_from_this();
-  asio::io_context& io = connection.core().io;
-  asio::post(connection.core().workers, [job, weak, &io] {
-    job->run();
-    asio::post(io, [job, weak] {
-      job->done = true;
-      if (const std::shared_ptr<Connection> alive = weak.lock()) {
-        alive->notify();
-      }
-    });
-  });
-  while (!job->done && !connection.gone()) {
-    co_await connection.wait(Clock::time_point::max());
-  }
-  co_return !connection.gone();
-}
-
 Awaitable<void> run_job(Connection& connection, const std::shared_ptr<Preparation>& job, Outcome& outcome) {
-  const bool prepared = co_await prepare(connection, job);
+  std::function<void()> work = [job] { job->run(); };
+  const bool prepared = co_await connection.on_worker(std::move(work));
   if (!prepared) {
     co_return;
   }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <boost/asio/co_spawn.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
 #include <boost/asio/use_awaitable.hpp>
 #include <boost/asio/write.hpp>
@@ -10,6 +11,7 @@
 #include "base/log.h"
 #include "server/chat.h"
 #include "server/openai.h"
+#include "server/text_tools.h"
 
 namespace lily {
 namespace {
@@ -108,9 +110,36 @@ void Connection::on_read(const error_code& ec, size_t bytes) {
   notify();
 }
 
+Connection::Awaitable<bool> Connection::on_worker(std::function<void()> work) {
+  struct Task {
+    std::function<void()> work;
+    bool done = false;  // on the thread of run() only
+  };
+  const auto task = std::make_shared<Task>();
+  task->work = std::move(work);
+  const std::weak_ptr<Connection> weak = weak_from_this();
+  asio::io_context& io = core_.io;
+  asio::post(core_.workers, [task, weak, &io] {
+    task->work();
+    asio::post(io, [task, weak] {
+      task->done = true;
+      if (const std::shared_ptr<Connection> self = weak.lock()) {
+        self->notify();
+      }
+    });
+  });
+  while (!task->done && !closed_) {
+    co_await wait(Clock::time_point::max());
+  }
+  co_return task->done && !closed_;
+}
+
 Connection::Awaitable<bool> Connection::write(std::string bytes) {
-  std::weak_ptr<Connection> weak = weak_from_this();
-  for (size_t at = 0; at < bytes.size() && !closed_; at += kWriteBytes) {
+  const std::weak_ptr<Connection> weak = weak_from_this();
+  for (size_t at = 0; at < bytes.size(); at += kWriteBytes) {
+    if (closed_) {
+      co_return false;
+    }
     const uint64_t number = ++write_number_;
     write_deadline_.expires_after(core_.options.timeouts.write);
     write_deadline_.async_wait([weak, number](const error_code& ec) {
@@ -127,9 +156,10 @@ Connection::Awaitable<bool> Connection::write(std::string bytes) {
     write_deadline_.cancel();
     if (failed) {
       close();
+      co_return false;
     }
   }
-  co_return !closed_;
+  co_return true;
 }
 
 Framing Connection::framing(bool chunked) const {
@@ -317,6 +347,11 @@ HttpResponse Connection::simple_answer() const {
 Connection::Awaitable<void> Connection::dispatch() {
   if (match_.route == Route::chat_completions) {
     co_await serve_chat(*this);
+    co_return;
+  }
+  if (match_.route == Route::tokenize || match_.route == Route::detokenize ||
+      match_.route == Route::apply_template) {
+    co_await serve_text_tool(*this, match_.route);
     co_return;
   }
   const HttpResponse response = simple_answer();

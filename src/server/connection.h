@@ -8,6 +8,7 @@
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -37,6 +38,9 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Core& core() { return core_; }
   const HttpRequest& request() const { return request_; }
   std::string take_body() { return std::move(request_.body); }
+  // Runs `work`, which must not throw, on the pool of workers; false: the client has gone meanwhile, and what
+  // `work` holds lives until it is done.
+  Awaitable<bool> on_worker(std::function<void()> work);
   // Until notify() or `deadline`. May return early: look again at what was waited for.
   Awaitable<void> wait(Clock::time_point deadline);
   void notify();

@@ -55,14 +55,22 @@ Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& de
   return sampling;
 }
 
+ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request) {
+  Result<RenderedPrompt> rendered = render(normalize(request.conversation), template_options(request));
+  if (!rendered) {
+    return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
+  }
+  return std::move(*rendered);
+}
+
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
                                              const GenerationConfig& defaults, const PromptLimits& limits) {
   if (std::optional<ApiError> error = check_bias(request.logit_bias, limits.vocab)) {
     return tl::unexpected<ApiError>(std::move(*error));
   }
-  const Result<RenderedPrompt> rendered = render(normalize(request.conversation), template_options(request));
+  const ApiResult<RenderedPrompt> rendered = render_prompt(request);
   if (!rendered) {
-    return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
+    return tl::unexpected<ApiError>(rendered.error());
   }
   GenerationRequest out;
   out.prompt = tokenizer.encode(*rendered);

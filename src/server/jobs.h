@@ -19,6 +19,9 @@ struct PromptLimits {
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
                                              const GenerationConfig& defaults, const PromptLimits& limits);
 
+// The prompt of `request` as text: normalised, then rendered with the template's tolerant rules.
+ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request);
+
 // Sampling of `request`, each absent field from `defaults`, the seed from the system's random source.
 Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& defaults);
 

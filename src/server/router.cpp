@@ -40,23 +40,24 @@ HttpResponse preflight(const HttpRequest& request, Route route) {
 }  // namespace
 
 RouteMatch match_route(std::string_view path) {
-  if (path == "/health") {
-    return {Route::health, {}};
-  }
   if (path == "/v1" || starts_with(path, "/v1/")) {
     path.remove_prefix(3);
   }
   if (path.size() > 1 && path.back() == '/') {
     path.remove_suffix(1);
   }
-  if (path == "/chat/completions") {
-    return {Route::chat_completions, {}};
-  }
-  if (path == "/models") {
-    return {Route::models, {}};
-  }
-  if (path == "/health") {
-    return {Route::health, {}};
+  constexpr std::pair<std::string_view, Route> kPaths[] = {
+      {"/chat/completions", Route::chat_completions},
+      {"/models", Route::models},
+      {"/health", Route::health},
+      {"/tokenize", Route::tokenize},
+      {"/detokenize", Route::detokenize},
+      {"/apply-template", Route::apply_template},
+  };
+  for (const auto& entry : kPaths) {
+    if (path == entry.first) {
+      return {entry.second, {}};
+    }
   }
   constexpr std::string_view kModel = "/models/";
   if (starts_with(path, kModel)) {
@@ -66,7 +67,19 @@ RouteMatch match_route(std::string_view path) {
 }
 
 std::string_view allowed_methods(Route route) {
-  return route == Route::chat_completions ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
+  switch (route) {
+    case Route::chat_completions:
+    case Route::tokenize:
+    case Route::detokenize:
+    case Route::apply_template:
+      return "POST, OPTIONS";
+    case Route::models:
+    case Route::model:
+    case Route::health:
+    case Route::unknown:
+      break;
+  }
+  return "GET, HEAD, OPTIONS";
 }
 
 bool same_secret(std::string_view given, std::string_view expected) {

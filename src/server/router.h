@@ -10,7 +10,7 @@
 
 namespace lily {
 
-enum class Route { chat_completions, models, model, health, unknown };
+enum class Route { chat_completions, models, model, health, tokenize, detokenize, apply_template, unknown };
 
 struct RouteMatch {
   Route route = Route::unknown;

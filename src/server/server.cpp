@@ -177,8 +177,12 @@ asio::awaitable<void> Server::Impl::accept(tcp::acceptor& acceptor) {
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
       continue;
     }
-    configure(socket, core.options);
-    std::make_shared<Connection>(std::move(socket), core)->start();
+    try {
+      configure(socket, core.options);
+      std::make_shared<Connection>(std::move(socket), core)->start();
+    } catch (const std::exception& fault) {
+      log_error("cannot serve a connection: {}", fault.what());
+    }
   }
 }
 
@@ -236,7 +240,15 @@ void Server::run() {
   for (tcp::acceptor& acceptor : impl.acceptors) {
     asio::co_spawn(impl.core.io, impl.accept(acceptor), asio::detached);
   }
-  impl.core.io.run();  // until nothing accepts and no connection is left
+  bool over = false;
+  while (!over) {
+    try {
+      impl.core.io.run();  // until nothing accepts and no connection is left
+      over = true;
+    } catch (const std::exception& fault) {
+      log_error("serving goes on after a fault: {}", fault.what());
+    }
+  }
   const std::lock_guard<std::mutex> lock(impl.core.mutex);
   impl.core.running = false;
   impl.core.ended.notify_all();
