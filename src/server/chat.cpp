@@ -33,7 +33,7 @@ struct Preparation {
 };
 
 void Preparation::work() {
-  ApiResult<boost::json::value> json = parse_json(body);
+  ApiResult<boost::json::value> json = parse_body(body);
   body = std::string();
   if (!json) {
     error = json.error();

@@ -220,7 +220,7 @@ json::object call_arguments(const json::value* arguments) {
     if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) {
       return {};
     }
-    ApiResult<json::value> parsed = parse_json(text);
+    ApiResult<json::value> parsed = parse_body(text);
     if (parsed && parsed->is_object()) {
       return std::move(parsed->get_object());
     }

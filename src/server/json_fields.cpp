@@ -77,7 +77,7 @@ double as_double(const json::value& value) {
 
 }  // namespace
 
-ApiResult<json::value> parse_json(std::string_view text) {
+ApiResult<json::value> parse_body(std::string_view text) {
   boost::system::error_code ec;
   json::value value = parse(text, ec);
   if (ec && text.find("\\u") != std::string_view::npos) {

@@ -17,7 +17,7 @@ namespace lily {
 
 // JSON text to a value; `error.param` stays empty. Lone UTF-16 surrogates in escapes, which JavaScript
 // clients produce where they cut a text inside an emoji, are read as U+FFFD.
-ApiResult<boost::json::value> parse_json(std::string_view text);
+ApiResult<boost::json::value> parse_body(std::string_view text);
 
 // "string", "array", ... as a message says it.
 std::string_view json_kind(const boost::json::value& value);

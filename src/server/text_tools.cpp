@@ -151,7 +151,7 @@ Connection::Awaitable<void> serve_text_tool(Connection& connection, Route route)
                                                  : apply_template_json;
   std::function<void()> run = [work, tool] {
     try {
-      const ApiResult<json::value> body = parse_json(work->body);
+      const ApiResult<json::value> body = parse_body(work->body);
       const ApiResult<std::string> answer =
           body ? tool(*body, *work->model->tokenizer) : tl::unexpected<ApiError>(body.error());
       work->response = answer ? json_response(*answer) : error_response(answer.error());
