@@ -20,10 +20,12 @@ namespace {
 using Ranges = std::span<const RenderedPrompt::Range>;
 
 Result<std::string> read_file(const std::filesystem::path& path) {
-  std::ifstream file(path, std::ios::binary);
+  std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return fail_errno("cannot open", path.string());
-  std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  if (file.bad()) return fail_errno("cannot read", path.string());
+  const auto size = static_cast<std::streamoff>(file.tellg());
+  std::string text(size > 0 ? static_cast<size_t>(size) : 0, '\0');
+  file.seekg(0);
+  if (size < 0 || !file.read(text.data(), size)) return fail_errno("cannot read", path.string());
   return text;
 }
 
