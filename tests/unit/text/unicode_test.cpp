@@ -77,6 +77,7 @@ TEST(PythonStrip, KnowsPythonsWhiteSpace) {
 TEST(Pretokenizer, CutsAsTheRegexDoes) {
   const std::vector<std::pair<std::string, std::vector<std::string>>> cases = {
       {"I'm we'LL it'\u017f x'y", {"I", "'m", " we", "'LL", " it", "'\u017f", " x", "'y"}},
+      {"'\u017fab 'sab 'lab", {"'\u017f", "ab", " '", "sab", " '", "lab"}},
       {"a1b22", {"a", "1", "b", "2", "2"}},
       {" ?!\n\nx", {" ?!\n\n", "x"}},
       {"a  b", {"a", " ", " b"}},
