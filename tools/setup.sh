@@ -8,9 +8,9 @@ case "${ID}:${VERSION_ID:-}" in
   ubuntu:24.04) boost=1.83 ;;
   *) boost=1.83; echo "setup: ${PRETTY_NAME} is not one of the systems this was made for (Debian 12, Ubuntu 24.04)" >&2 ;;
 esac
-packages=(g++ cmake ninja-build ccache pkg-config make curl python3 python3-venv
+packages=(g++ cmake ninja-build ccache make curl python3 python3-venv
   "libboost${boost}-dev" "libboost-json${boost}-dev" libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
-  libpcre2-dev libutf8proc-dev libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
+  libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
 
 missing=()
 for package in "${packages[@]}"; do
