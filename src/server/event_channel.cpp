@@ -1,6 +1,7 @@
 #include "server/event_channel.h"
 
 #include <iterator>
+#include <new>
 
 namespace lily {
 namespace {
@@ -39,6 +40,18 @@ void EventChannel::push(Event event) {
   if (closed_) {
     return;
   }
+  try {
+    keep(std::move(event));
+  } catch (const std::bad_alloc&) {
+    pending_.overflowed = true;
+  }
+  if (!told_) {
+    told_ = true;
+    notify_();
+  }
+}
+
+void EventChannel::keep(Event event) {
   if (std::holds_alternative<Started>(event)) {
     pending_.started = true;
   } else if (PromptProgress* progress = std::get_if<PromptProgress>(&event)) {
@@ -49,10 +62,6 @@ void EventChannel::push(Event event) {
     pending_.finished = std::move(*finished);
   } else if (Failed* failed = std::get_if<Failed>(&event)) {
     pending_.failed = std::move(failed->error);
-  }
-  if (!told_) {
-    told_ = true;
-    notify_();
   }
 }
 

@@ -33,6 +33,7 @@ class EventChannel {
   void close();
 
  private:
+  void keep(Event event);
   void add(Delta delta);
 
   std::mutex mutex_;

@@ -1,15 +1,14 @@
 #include "server/json_fields.h"
 
-#include <boost/json/parse.hpp>
 #include <cmath>
 #include <limits>
+
+#include "text/json.h"
 
 namespace lily {
 namespace {
 
 namespace json = boost::json;
-
-constexpr std::size_t kMaxDepth = 200;  // JSON schemas nest; the parser itself does not recurse
 
 // Value of the four hexadecimal digits at `at`, or -1.
 int hex4(std::string_view text, size_t at) {
@@ -57,12 +56,6 @@ std::string without_lone_surrogates(std::string_view text) {
   return out;
 }
 
-json::value parse(std::string_view text, boost::system::error_code& ec) {
-  json::parse_options options;
-  options.max_depth = kMaxDepth;
-  return json::parse(json::string_view(text.data(), text.size()), ec, {}, options);
-}
-
 bool is_bool(const json::value& value) { return value.is_bool(); }
 bool is_string(const json::value& value) { return value.is_string(); }
 bool is_number(const json::value& value) { return value.is_number(); }
@@ -78,23 +71,20 @@ double as_double(const json::value& value) {
 }  // namespace
 
 ApiResult<json::value> parse_body(std::string_view text) {
-  boost::system::error_code ec;
-  json::value value = parse(text, ec);
-  if (ec && text.find("\\u") != std::string_view::npos) {
-    boost::system::error_code again;
-    json::value repaired = parse(without_lone_surrogates(text), again);
-    if (!again) {
-      return repaired;
+  Result<json::value> value = parse_json(text);
+  if (!value && text.find("\\u") != std::string_view::npos) {
+    Result<json::value> repaired = parse_json(without_lone_surrogates(text));
+    if (repaired) {
+      return std::move(*repaired);
     }
   }
-  if (ec) {
-    ApiError error;
-    error.message = text.empty()
-                        ? "The body of the request is empty; expected a JSON object."
-                        : fmt::format("The body of the request is not valid JSON: {}.", ec.message());
-    return tl::unexpected<ApiError>(std::move(error));
+  if (!value) {
+    return tl::unexpected<ApiError>(bad_field(
+        "", text.empty()
+                ? "The body of the request is empty; expected a JSON object."
+                : fmt::format("The body of the request is not valid JSON: {}.", value.error().message)));
   }
-  return value;
+  return std::move(*value);
 }
 
 std::string_view json_kind(const json::value& value) {
