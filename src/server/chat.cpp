@@ -111,12 +111,15 @@ class Generation {
   EventChannel& channel() { return *channel_; }
 
  private:
-  static std::function<void()> waker(Connection& connection) {
+  static std::function<void(bool)> waker(Connection& connection) {
     asio::io_context& io = connection.core().io;
     const std::weak_ptr<Connection> weak = connection.weak_from_this();
-    return [&io, weak] {
-      asio::post(io, [weak] {
-        if (const std::shared_ptr<Connection> alive = weak.lock()) {
+    return [&io, weak](bool overflowed) {
+      asio::post(io, [weak, overflowed] {
+        const std::shared_ptr<Connection> alive = weak.lock();
+        if (alive && overflowed) {
+          alive->close();  // it may be in the middle of a write that does not end
+        } else if (alive) {
           alive->notify();
         }
       });
@@ -188,11 +191,6 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, co
   Clock::time_point last = Clock::now();
   while (!connection.gone()) {
     EventChannel::Batch batch = generation.channel().take();
-    if (batch.overflowed) {
-      outcome.finish = "slow_reader";
-      connection.close();
-      co_return;
-    }
     if (batch.failed) {
       const ApiError error = from_error(*batch.failed);
       if (!stream.open()) {
@@ -231,9 +229,8 @@ Awaitable<void> whole_answer(Connection& connection, Generation& generation, con
     for (Delta& delta : batch.deltas) {
       answer.add(std::move(delta));
     }
-    if (batch.failed || batch.overflowed) {
-      const Error overflow{ErrorKind::internal, "The answer grew faster than it could be taken.", {}};
-      const ApiError error = from_error(batch.failed ? *batch.failed : overflow);
+    if (batch.failed) {
+      const ApiError error = from_error(*batch.failed);
       co_await respond_error(connection, error, outcome);
       co_return;
     }
@@ -278,6 +275,9 @@ Awaitable<void> run_job(Connection& connection, const std::shared_ptr<Preparatio
     co_await stream_answer(connection, generation, job->head, outcome);
   } else {
     co_await whole_answer(connection, generation, job->head, outcome);
+  }
+  if (generation.channel().take().overflowed) {
+    outcome.finish = "slow_reader";
   }
 }
 

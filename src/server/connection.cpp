@@ -211,7 +211,7 @@ Connection::Awaitable<void> Connection::serve() {
         co_await dispatch();
       }
       if (!keep_alive_ || core_.draining) {
-        linger_ = true;
+        linger_ = linger_ || !input_.empty();
         break;
       }
     }

@@ -40,14 +40,15 @@ void EventChannel::push(Event event) {
   if (closed_) {
     return;
   }
+  const bool before = pending_.overflowed;
   try {
     keep(std::move(event));
   } catch (const std::bad_alloc&) {
     pending_.overflowed = true;
   }
-  if (!told_) {
+  if (!told_ || pending_.overflowed != before) {
     told_ = true;
-    notify_();
+    notify_(pending_.overflowed);
   }
 }
 

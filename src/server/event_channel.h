@@ -14,8 +14,9 @@ namespace lily {
 
 class EventChannel {
  public:
-  // `notify` is called from push(), at most once between two calls of take(), and never after close().
-  EventChannel(std::function<void()> notify, size_t max_bytes)
+  // `notify` is called from push(), once between two calls of take() and once more, with true, when the
+  // channel overflows; never after close().
+  EventChannel(std::function<void(bool overflowed)> notify, size_t max_bytes)
       : notify_(std::move(notify)), max_bytes_(max_bytes) {}
 
   void push(Event event);
@@ -37,7 +38,7 @@ class EventChannel {
   void add(Delta delta);
 
   std::mutex mutex_;
-  std::function<void()> notify_;
+  std::function<void(bool)> notify_;
   const size_t max_bytes_;
   Batch pending_;
   size_t bytes_ = 0;

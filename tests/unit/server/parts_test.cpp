@@ -138,7 +138,7 @@ TEST(Router, AnswersFromTheHeader) {
 
 TEST(EventChannel, JoinsWhatTheReaderHasNotTaken) {
   int told = 0;
-  EventChannel channel([&] { ++told; }, 1000);
+  EventChannel channel([&](bool) { ++told; }, 1000);
   channel.push(Started{});
   channel.push(PromptProgress{1, 4});
   channel.push(PromptProgress{4, 4});
@@ -161,19 +161,21 @@ TEST(EventChannel, JoinsWhatTheReaderHasNotTaken) {
 }
 
 TEST(EventChannel, IsBounded) {
-  EventChannel channel([] {}, 100);
+  int told = 0;
+  EventChannel channel([&](bool overflowed) { told += overflowed ? 100 : 1; }, 100);
   for (int i = 0; i < 50; ++i) {
     channel.push(Delta{"", "0123456789", {}});
   }
   const EventChannel::Batch batch = channel.take();
   EXPECT_TRUE(batch.overflowed);
+  EXPECT_EQ(told, 101) << "told once of the text and once of the overflow";
   EXPECT_EQ(batch.deltas.at(0).content.size(), 100U);
   EXPECT_TRUE(channel.take().overflowed) << "an overflow does not heal";
 }
 
 TEST(EventChannel, IsSilentOnceClosed) {
   int told = 0;
-  EventChannel channel([&] { ++told; }, 100);
+  EventChannel channel([&](bool) { ++told; }, 100);
   channel.close();
   channel.push(Delta{"", "x", {}});
   EXPECT_EQ(told, 0);
