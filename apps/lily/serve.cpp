@@ -1,0 +1,226 @@
+// lily serve: the API server.
+#include <pthread.h>
+
+#include <atomic>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <future>
+#include <optional>
+#include <thread>
+
+#include "apps/lily/commands.h"
+#include "apps/lily/model_source.h"
+#include "base/log.h"
+#include "engine/engine.h"
+#include "server/server.h"
+
+namespace lily::app {
+namespace {
+
+struct ServeOptions {
+  std::string model;
+  std::string name;
+  std::string api_key_file;
+  double drain_seconds = 10;
+  ServerOptions server;
+  EngineOptions engine;
+  DeviceOptions device;
+};
+
+// SIGINT and SIGTERM of the whole process, taken one by one instead of by a handler. Made before any thread,
+// since threads inherit what is blocked.
+class Signals {
+ public:
+  Signals() {
+    sigemptyset(&set_);
+    sigaddset(&set_, SIGINT);
+    sigaddset(&set_, SIGTERM);
+    pthread_sigmask(SIG_BLOCK, &set_, nullptr);
+  }
+  // Whether one came within `milliseconds`.
+  bool wait(long milliseconds) const {
+    const timespec most{milliseconds / 1000, (milliseconds % 1000) * 1'000'000};
+    return sigtimedwait(&set_, nullptr, &most) > 0;
+  }
+
+ private:
+  sigset_t set_;
+};
+
+// One key a line; blank lines and lines that start with # are skipped.
+Result<void> read_keys(const std::string& path, std::vector<std::string>& keys) {
+  std::ifstream file(path);
+  if (!file) {
+    return fail_errno("cannot open the file of API keys", path);
+  }
+  const size_t before = keys.size();
+  for (std::string line; std::getline(file, line);) {
+    const size_t begin = line.find_first_not_of(" \t\r");
+    if (begin == std::string::npos || line[begin] == '#') {
+      continue;
+    }
+    keys.push_back(line.substr(begin, line.find_last_not_of(" \t\r") - begin + 1));
+  }
+  if (keys.size() == before) {
+    return fail(ErrorKind::invalid_input, "'{}' has no API key: expected one a line", path);
+  }
+  return {};
+}
+
+Result<void> collect_keys(ServeOptions& options) {
+  std::vector<std::string>& keys = options.server.api_keys;
+  if (!options.api_key_file.empty()) {
+    LILY_TRY_VOID(read_keys(options.api_key_file, keys));
+  }
+  const char* from_environment = std::getenv("LILY_API_KEY");
+  if (from_environment != nullptr && *from_environment != '\0') {
+    keys.emplace_back(from_environment);
+  }
+  for (const std::string& key : keys) {
+    if (key.empty()) {
+      return fail(ErrorKind::invalid_input, "an API key is empty");
+    }
+  }
+  return {};
+}
+
+// The id of /v1/models: a repository's own name, else the folder's.
+std::string model_name(const ServeOptions& options, const std::filesystem::path& folder) {
+  if (!options.name.empty()) {
+    return options.name;
+  }
+  if (options.model.empty()) {
+    return "lily-tiny";
+  }
+  if (!std::filesystem::exists(options.model)) {
+    return options.model;
+  }
+  const std::filesystem::path whole = std::filesystem::weakly_canonical(folder);
+  return whole.filename().empty() ? "lily" : whole.filename().string();
+}
+
+// A server that runs on a thread of its own; its end stops it.
+class RunningServer {
+ public:
+  explicit RunningServer(std::unique_ptr<Server> server)
+      : server_(std::move(server)), thread_([this] { server_->run(); }) {}
+  ~RunningServer() {
+    server_->stop();
+    thread_.join();
+  }
+  RunningServer(const RunningServer&) = delete;
+  RunningServer& operator=(const RunningServer&) = delete;
+  Server& operator*() { return *server_; }
+  Server* operator->() { return server_.get(); }
+
+ private:
+  std::unique_ptr<Server> server_;
+  std::thread thread_;
+};
+
+struct Served {
+  LoadedModel model;
+  std::unique_ptr<Engine> engine;  // destroyed first
+};
+
+Result<Served> load(const ServeOptions& options) {
+  LILY_TRY(LoadedModel model, load_model(options.model, options.device, true));
+  std::unique_ptr<Backend> backend = std::move(model.backend);
+  LILY_TRY(std::unique_ptr<Engine> engine,
+           Engine::create(std::move(backend), model.plan, *model.tokenizer, options.engine));
+  return Served{std::move(model), std::move(engine)};
+}
+
+void say_how_to_talk(const std::string& url, const std::string& name, const Served& served, bool key) {
+  const char* header = key ? " -H \"Authorization: Bearer $LILY_API_KEY\"" : "";
+  fmt::print(stderr,
+             "\n{} is ready on {} ({} tokens of context, {} at once). Talk to it with\n\n"
+             "  curl -N {}/v1/chat/completions -H 'Content-Type: application/json'{} -d '{{\n"
+             "    \"model\": \"{}\", \"stream\": true,\n"
+             "    \"messages\": [{{\"role\": \"user\", \"content\": \"Name three rivers.\"}}]\n"
+             "  }}'\n\n"
+             "or any client of OpenAI's API with the base URL {}/v1. Ctrl-C ends it.\n\n",
+             name, url, served.engine->plan().context, served.engine->plan().sequences, url, header, name,
+             url);
+  std::fflush(stderr);
+}
+
+// The first signal lets answers finish for a while, the second ends them.
+void end(Server& server, const Signals& signals, double seconds) {
+  fmt::print(stderr, "lily: finishing what runs, for up to {:g} s; again to end at once\n", seconds);
+  std::atomic<bool> ended{false};
+  std::thread drain([&] {
+    server.drain(seconds);
+    ended = true;
+  });
+  while (!ended) {
+    if (signals.wait(50)) {
+      server.stop();
+    }
+  }
+  drain.join();
+}
+
+Result<void> serve(ServeOptions options) {
+  LILY_TRY_VOID(collect_keys(options));
+  const Signals signals;
+  const bool key = !options.server.api_keys.empty();
+  LILY_TRY(std::unique_ptr<Server> listening, Server::listen(options.server));
+  const std::string url = listening->url();
+  log_info("listening on {}", url);
+  std::optional<Served> served;  // outlives the server's thread
+  RunningServer server(std::move(listening));
+  std::future<Result<Served>> loading = std::async(std::launch::async, [&options] { return load(options); });
+  while (loading.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
+    if (signals.wait(20)) {  // loading cannot be told to end
+      fmt::print(stderr, "lily: stopped while loading\n");
+      std::fflush(stderr);
+      std::_Exit(0);
+    }
+  }
+  LILY_TRY(served, loading.get());
+  const std::string name = model_name(options, served->model.folder);
+  server->attach(
+      ServedModel{name, served->engine.get(), served->model.tokenizer.get(), served->model.generation});
+  say_how_to_talk(url, name, *served, key);
+  while (!signals.wait(3'600'000)) {
+  }
+  end(*server, signals, options.drain_seconds);
+  return {};
+}
+
+void add_options(CLI::App& app, ServeOptions& options) {
+  app.add_option("MODEL", options.model, "checkpoint folder or owner/name; absent = the small model");
+  app.add_option("--host", options.server.host, "address or name to listen on");
+  app.add_option("--port", options.server.port, "0 = any free one")->check(CLI::Range(0, 65'535));
+  app.add_option("--parallel", options.device.plan.sequences, "answers computed at once")
+      ->check(CLI::Range(1U, Limits::kMaxSequences));
+  app.add_option("--queue", options.engine.queue, "requests that may wait; one more is answered with 429")
+      ->check(CLI::Range(0U, Limits::kMaxQueue));
+  app.add_option("--model-name", options.name, "the id in /v1/models; absent = from MODEL");
+  app.add_option("--api-key", options.server.api_keys,
+                 "ask clients for this key (may be repeated; also LILY_API_KEY in the environment)");
+  app.add_option("--api-key-file", options.api_key_file, "a file with one key a line");
+  app.add_flag("--allow-anonymous", options.server.allow_anonymous,
+               "listen beyond this machine although no key is asked for");
+  app.add_option("--cors-origin", options.server.allowed_origin,
+                 "origin of web pages that may call this server; * = all, empty = none");
+  app.add_option("--drain", options.drain_seconds, "seconds that running answers get after Ctrl-C or SIGTERM")
+      ->check(CLI::Range(0.0, 3600.0));
+  add_device_options(app, options.device);
+}
+
+}  // namespace
+
+void add_serve(CommandLine& line) {
+  auto options = std::make_shared<ServeOptions>();
+  CLI::App* app = line.app.add_subcommand("serve", "Serve the OpenAI API");
+  add_options(*app, *options);
+  app->callback([&line, options] { line.chosen = [options] { return serve(*options); }; });
+}
+
+}  // namespace lily::app
