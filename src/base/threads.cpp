@@ -38,16 +38,28 @@ unsigned usable_cores() {
   return std::max(1U, std::thread::hardware_concurrency());
 }
 
+// Jobs follow each other within microseconds, so all that a job needs is one word:
+//   number of the job | closed | workers inside.
+// A worker that sees a new number enters while the job is open. The caller closes the job when no work is
+// left and waits for those inside only: a worker that was asleep or not scheduled (a busy machine, more
+// threads than cores) then costs nothing.
 struct ThreadPool::Impl {
+  static constexpr uint64_t kClosed = uint64_t{1} << 16;
+  static constexpr uint64_t kInside = kClosed - 1;
+  static constexpr uint64_t kNextJob = uint64_t{1} << 17;
+
   std::vector<std::thread> threads;
+  std::atomic<uint64_t> gate{kClosed};
+  std::atomic<unsigned> missing{0};  // workers that have not run the current job, where all must
+  std::atomic<unsigned> sleepers{0};
+  std::atomic<bool> stop{false};
   std::mutex mutex;
   std::condition_variable wake;
-  std::atomic<uint64_t> generation{0};  // counts jobs; a worker runs each once
-  std::atomic<unsigned> running{0};     // workers that have not finished the current job
-  std::atomic<bool> stop{false};
   const FunctionRef<void(unsigned)>* job = nullptr;
   std::mutex error_mutex;
   std::exception_ptr error;
+
+  static uint64_t number(uint64_t word) { return word / kNextJob; }
 
   void call(unsigned worker) {
     try {
@@ -60,33 +72,82 @@ struct ThreadPool::Impl {
     }
   }
 
-  // Returns false when the pool is stopping.
-  bool wait_for(uint64_t seen) {
+  // Returns when a job other than number `seen` was published.
+  void wait_for_next(uint64_t seen) {
     for (int spin = 0; spin < kSpins; ++spin) {
-      if (generation.load(std::memory_order_acquire) != seen) {
-        return !stop.load(std::memory_order_acquire);
+      if (number(gate.load(std::memory_order_acquire)) != seen) {
+        return;
       }
       pause_cpu();
     }
     std::unique_lock lock(mutex);
-    wake.wait(lock, [&] { return generation.load(std::memory_order_acquire) != seen; });
-    return !stop.load(std::memory_order_acquire);
+    sleepers.fetch_add(1);  // sequentially consistent with publish(): one of the two sees the other
+    wake.wait(lock, [&] { return number(gate.load()) != seen; });
+    sleepers.fetch_sub(1);
+  }
+
+  bool enter(uint64_t& word) {
+    while ((word & kClosed) == 0) {
+      if (gate.compare_exchange_weak(word, word + 1, std::memory_order_acquire)) {
+        return true;
+      }
+    }
+    return false;
   }
 
   void work(unsigned worker) {
-    for (uint64_t seen = 0; wait_for(seen);) {
-      ++seen;  // a new job is published only after every worker finished the last, so none is missed
-      call(worker);
-      running.fetch_sub(1, std::memory_order_release);
+    for (uint64_t seen = 0;;) {
+      wait_for_next(seen);
+      if (stop.load(std::memory_order_acquire)) {
+        return;
+      }
+      uint64_t word = gate.load(std::memory_order_acquire);
+      const bool inside = enter(word);
+      seen = number(word);
+      if (inside) {
+        call(worker);
+        missing.fetch_sub(1, std::memory_order_release);
+        gate.fetch_sub(1, std::memory_order_release);
+      }
     }
   }
 
   void publish() {
-    {
-      const std::lock_guard lock(mutex);
-      generation.fetch_add(1, std::memory_order_release);
+    gate.store((number(gate.load(std::memory_order_relaxed)) + 1) * kNextJob);
+    if (sleepers.load() != 0) {
+      { const std::lock_guard lock(mutex); }  // a worker between its last look and its sleep is past it now
+      wake.notify_all();
     }
-    wake.notify_all();
+  }
+
+  template <class Done>
+  static void wait_until(Done done) {
+    for (int spin = 0; !done(); ++spin) {
+      if (spin < kSpins) {
+        pause_cpu();
+      } else {
+        std::this_thread::yield();  // more workers than cores: let them finish
+      }
+    }
+  }
+
+  // Runs `with` on the caller and on the workers that come in time; on all where `all`.
+  void run(const FunctionRef<void(unsigned)>& with, bool all) {
+    job = &with;
+    error = nullptr;
+    missing.store(static_cast<unsigned>(threads.size()), std::memory_order_relaxed);
+    if (!threads.empty()) {
+      publish();
+    }
+    call(0);
+    if (all) {
+      wait_until([&] { return missing.load(std::memory_order_acquire) == 0; });
+    }
+    gate.fetch_or(kClosed, std::memory_order_acquire);
+    wait_until([&] { return (gate.load(std::memory_order_acquire) & kInside) == 0; });
+    if (error) {
+      std::rethrow_exception(error);
+    }
   }
 };
 
@@ -107,25 +168,7 @@ ThreadPool::~ThreadPool() {
 
 unsigned ThreadPool::size() const { return static_cast<unsigned>(impl_->threads.size()) + 1; }
 
-void ThreadPool::run(FunctionRef<void(unsigned)> job) {
-  impl_->job = &job;
-  impl_->error = nullptr;
-  impl_->running.store(static_cast<unsigned>(impl_->threads.size()), std::memory_order_relaxed);
-  if (!impl_->threads.empty()) {
-    impl_->publish();
-  }
-  impl_->call(0);
-  for (int spin = 0; impl_->running.load(std::memory_order_acquire) != 0; ++spin) {
-    if (spin < kSpins) {
-      pause_cpu();
-    } else {
-      std::this_thread::yield();  // more workers than cores: let them finish
-    }
-  }
-  if (impl_->error) {
-    std::rethrow_exception(impl_->error);
-  }
-}
+void ThreadPool::run(FunctionRef<void(unsigned)> job) { impl_->run(job, true); }
 
 void ThreadPool::for_each(size_t count, size_t grain, FunctionRef<void(size_t, size_t)> body) {
   grain = std::max<size_t>(grain, 1);
@@ -136,11 +179,12 @@ void ThreadPool::for_each(size_t count, size_t grain, FunctionRef<void(size_t, s
     return;
   }
   std::atomic<size_t> next{0};
-  run([&](unsigned) {
+  const auto job = [&](unsigned) {
     for (size_t begin = next.fetch_add(grain); begin < count; begin = next.fetch_add(grain)) {
       body(begin, std::min(count, begin + grain));
     }
-  });
+  };
+  impl_->run(job, false);
 }
 
 }  // namespace lily
