@@ -1,5 +1,5 @@
 // Speed of the CPU backend on random weights in memory, beside the read bandwidth measured in the same run
-// with the same threads: bench_cpu --layers 8 --prompt 512 --decode 32.
+// with the same threads: cpu_bench --layers 8 --prompt 512 --decode 32.
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <ctime>
