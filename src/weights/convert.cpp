@@ -137,6 +137,10 @@ class Converter {
         }
       }
     });
+    // The system maps pages around those that were asked for, also behind a piece that was let go already.
+    for (const StoredTensor* part : job.source->parts) {
+      release_pages(part->data);
+    }
     return outcome;
   }
 
