@@ -229,7 +229,7 @@ Result<std::string_view> find_header(std::span<const std::byte> image, std::stri
 }  // namespace
 
 Result<MappedFile> MappedFile::open(const fs::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block
   if (file < 0) {
     return fail_errno("cannot open", path.string());
   }

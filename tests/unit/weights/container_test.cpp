@@ -1,6 +1,7 @@
 #include "weights/container.h"
 
 #include <gmock/gmock.h>
+#include <sys/stat.h>
 
 #include "tests/support/checkpoint_builder.h"
 
@@ -260,6 +261,11 @@ TEST_F(Folder, FaultsOfSeveralShardsComeTogether) {
 
 TEST_F(Folder, AShardThatIsAFolder) {
   std::filesystem::create_directory(folder_.path() / "model.safetensors");
+  EXPECT_THAT(fault(), HasSubstr("not a regular file"));
+}
+
+TEST_F(Folder, APipeDoesNotBlock) {
+  ASSERT_EQ(mkfifo((folder_.path() / "model.safetensors").c_str(), 0600), 0);
   EXPECT_THAT(fault(), HasSubstr("not a regular file"));
 }
 
