@@ -13,6 +13,10 @@ Exit status 0 if
 1 if not, 2 if the inputs do not fit each other. A near-tie: the reference's own logits of the two candidates differ by at most 1e-3 of
 the row's standard deviation, 100 times what the implementations differ by.
 
+A router that nearly ties between its 8th and 9th expert can go either way in correct implementations and then changes a row by percents. Such
+margins are reported (in logits of the router, from transformers), the smallest first, so that a row that is off can be told from a fault;
+they do not change the verdict.
+
 --mlx-as-is adds mlx-lm with the file's own types, for information: on the CPU its quantised matrix product then accumulates in bfloat16, an
 error of 5 % per product, so it says little.
 """
@@ -50,6 +54,20 @@ def report(reference, ours):
                 rows_with_a_near_tie=int((gaps <= NEAR_TIE).sum()), median_gap_in_deviations=float(np.median(gaps)))
 
 
+def router_margins(model):
+    """Hooks that collect, per layer, [tokens] router logit of the last chosen expert minus that of the first not chosen."""
+    import torch
+    margins = []
+
+    def keep(module, _, output):
+        best = torch.topk(output[0].float(), module.top_k + 1, dim=-1).values
+        margins.append((best[:, -2] - best[:, -1]).numpy())
+
+    for layer in model.model.layers:
+        layer.mlp.gate.register_forward_hook(keep)
+    return margins
+
+
 def judge(name, r):
     faults = []
     if name == "transformers":
@@ -70,6 +88,8 @@ def show(name, r, faults, counts=True):
     for t in r["disagreements"][:10]:
         print(f"  row {t['row']}: best {t['reference']}, ours {t['ours']}, apart by {t['gap']:.3g} = {t['gap_in_deviations']:.3g} deviations")
     print(f"  {r['rows_with_a_near_tie']} rows have a near-tie; the median gap of the best two is {r['median_gap_in_deviations']:.3g} deviations")
+    if "smallest_router_margins" in r:
+        print("  smallest router margins: " + ", ".join(f"{m['margin']:.2g} (layer {m['layer']}, row {m['row']})" for m in r["smallest_router_margins"]))
     for f in faults:
         print(f"  FAULT: {f}")
     if not counts:
@@ -97,9 +117,13 @@ def main():
         print(f"{a.logits}: not all finite")
         return 1
 
-    references = {}
+    references, margins = {}, []
     if not a.no_transformers:
-        references["transformers"] = lambda: models.transformers_prefill(models.transformers_model(a.model), ids)[0]
+        def with_transformers():
+            model = models.transformers_model(a.model)
+            margins.append(router_margins(model))
+            return models.transformers_prefill(model, ids)[0]
+        references["transformers"] = with_transformers
     if not a.no_mlx:
         references["mlx-lm"] = lambda: models.mlx_logits(models.mlx_model(a.model, True), ids)
     if a.mlx_as_is:
@@ -109,6 +133,10 @@ def main():
         r = report(make(), ours)
         r["faults"] = judge(name, r) if name != "mlx-lm as is" else []
         failed = failed or bool(r["faults"])
+        if name == "transformers":
+            m = np.stack(margins[0])
+            order = np.argsort(m, axis=None)[:5]
+            r["smallest_router_margins"] = [dict(layer=int(i // m.shape[1]), row=int(i % m.shape[1]), margin=float(m.flat[i])) for i in order]
         results[name] = r
         if not a.json:
             show(name, r, r["faults"], name != "mlx-lm as is")

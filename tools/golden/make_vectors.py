@@ -97,7 +97,7 @@ def prefill_case(args, state, name, tokens):
         other = models.mlx_logits(state["mlx"], tokens)
         entry["mlx"] = reduce_logits(data, other, cols)
         entry["comparison"] = dict(mlx_float32=compare(logits, other))
-        if state["mlx_bf16"] is not None:
+        if state["mlx_bf16"] is not None and len(tokens) <= args.residual_tokens:
             entry["comparison"]["mlx_bfloat16_cpu"] = compare(logits, models.mlx_logits(state["mlx_bf16"], tokens))
     return entry
 
