@@ -51,8 +51,9 @@ json::object to_json(const Inspection& found) {
 void print_memory(const Inspection& found) {
   const Plan& plan = *found.plan;
   const uint64_t states = plan.sequences * plan.state_bytes(plan.context);
-  fmt::print("memory     weights {:.2f} GB, and {:.2f} GB of state for {} conversations of {} tokens\n",
-             gigabytes(found.weight_bytes), gigabytes(states), plan.sequences, plan.context);
+  fmt::print("memory     weights {:.2f} GB, and {:.2f} GB of state for {} conversation{} of {} tokens\n",
+             gigabytes(found.weight_bytes), gigabytes(states), plan.sequences, plan.sequences == 1 ? "" : "s",
+             plan.context);
   fmt::print("           ({} bytes per token, {:.1f} MB per conversation besides)\n",
              plan.kv_bytes_per_token(), static_cast<double>(plan.recurrent_bytes()) / 1e6);
 }
