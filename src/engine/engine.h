@@ -22,8 +22,8 @@ struct GenerationRequest {
   std::vector<int32_t> prompt;   // at least one token
   bool starts_in_think = false;  // both from the rendered prompt
   bool continues_text = false;
-  uint32_t max_tokens = 0;       // 0 = up to the context
-  Sampling sampling{};           // mode greedy or random; spans are ignored, see logit_bias
+  uint32_t max_tokens = 0;  // 0 = up to the context
+  Sampling sampling{};      // mode greedy or random; spans are ignored, see logit_bias
   std::vector<LogitBias> logit_bias;
   std::vector<int32_t> stop_ids;     // end the answer; their text is never sent
   std::vector<std::string> stop;     // looked for in content only, never in reasoning

@@ -37,7 +37,7 @@ class Mailbox {
   // True when no job is left before `seconds` have passed.
   bool wait_until_idle(double seconds);
   void end_all();  // the device thread ends all jobs with ErrorKind::cancelled
-  void stop();   // and then itself
+  void stop();     // and then itself
 
   // For the device thread.
   struct Orders {

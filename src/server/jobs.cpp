@@ -82,6 +82,7 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   }
   const uint32_t room = limits.context - static_cast<uint32_t>(out.prompt.size());
   out.starts_in_think = rendered->starts_in_think;
+  out.continues_text = rendered->continues_text;
   out.max_tokens = std::min(request.max_tokens.value_or(room), room);
   out.sampling = resolve_sampling(request, defaults);
   out.logit_bias = request.logit_bias;
