@@ -177,3 +177,25 @@ def test_every_sample_of_the_house(server):
     prompts = {httpx.post(server.url("/apply-template"), json={"messages": hi} | fields).json()["prompt"]
                for fields in (off, {"enable_thinking": False}, {"reasoning_effort": "none"}, {"think": False})}
     assert len(prompts) == 1
+
+
+def test_a_very_long_prompt_is_refused_and_blocks_nobody(server):
+    answers = []
+    body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "words and words " * 1_200_000}]})
+    thread = threading.Thread(target=lambda: answers.append(
+        httpx.post(server.url("/v1/chat/completions"), content=body, timeout=300)))
+    thread.start()
+    slowest = 0.0
+    while thread.is_alive():
+        begin = time.monotonic()
+        assert server.healthy()
+        slowest = max(slowest, time.monotonic() - begin)
+        time.sleep(0.05)
+    assert answers[0].status_code == 400
+    assert answers[0].json()["error"]["code"] == "context_length_exceeded"
+    assert slowest < 3  # the machine of the tests may be busy; a server that blocks takes much longer
+
+
+def test_a_body_over_the_limit(server):
+    answer = httpx.post(server.url("/v1/chat/completions"), content=b"x" * ((64 << 20) + 1), timeout=60)
+    assert answer.status_code == 413
