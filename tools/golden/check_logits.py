@@ -54,20 +54,6 @@ def report(reference, ours):
                 rows_with_a_near_tie=int((gaps <= NEAR_TIE).sum()), median_gap_in_deviations=float(np.median(gaps)))
 
 
-def router_margins(model):
-    """Hooks that collect, per layer, [tokens] router logit of the last chosen expert minus that of the first not chosen."""
-    import torch
-    margins = []
-
-    def keep(module, _, output):
-        best = torch.topk(output[0].float(), module.top_k + 1, dim=-1).values
-        margins.append((best[:, -2] - best[:, -1]).numpy())
-
-    for layer in model.model.layers:
-        layer.mlp.gate.register_forward_hook(keep)
-    return margins
-
-
 def judge(name, r):
     faults = []
     if name == "transformers":
@@ -121,8 +107,10 @@ def main():
     if not a.no_transformers:
         def with_transformers():
             model = models.transformers_model(a.model)
-            margins.append(router_margins(model))
-            return models.transformers_prefill(model, ids)[0]
+            with models.RouterMargins(model) as m:
+                logits = models.transformers_prefill(model, ids)[0]
+            margins.append(m.array())
+            return logits
         references["transformers"] = with_transformers
     if not a.no_mlx:
         references["mlx-lm"] = lambda: models.mlx_logits(models.mlx_model(a.model, True), ids)
@@ -134,7 +122,7 @@ def main():
         r["faults"] = judge(name, r) if name != "mlx-lm as is" else []
         failed = failed or bool(r["faults"])
         if name == "transformers":
-            m = np.stack(margins[0])
+            m = margins[0]
             order = np.argsort(m, axis=None)[:5]
             r["smallest_router_margins"] = [dict(layer=int(i // m.shape[1]), row=int(i % m.shape[1]), margin=float(m.flat[i])) for i in order]
         results[name] = r

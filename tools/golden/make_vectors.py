@@ -22,6 +22,7 @@ import models  # noqa: E402
 import synth  # noqa: E402
 
 COLUMNS, RESIDUAL_COLUMNS, TOP = 24, 8, 4
+NEAR_TIE = 2e-5     # of router logits of about 2; implementations in float32 differ by a few 1e-6
 
 
 def tokens_for(name, seed, vocab, count):
@@ -53,14 +54,23 @@ class Data:
         return entry
 
 
+def best_ids(logits):
+    """[rows, TOP] the ids of the largest logits, ties by index."""
+    some = np.sort(np.argpartition(logits, -4 * TOP, axis=1)[:, -4 * TOP:], axis=1)
+    order = np.argsort(-np.take_along_axis(logits, some, 1), axis=1, kind="stable")[:, :TOP]
+    return np.take_along_axis(some, order, 1)
+
+
 def reduce_logits(data, logits, columns):
     """What is kept of logits [rows, vocab]: sums in float64, then float32."""
-    wide = logits.astype(np.float64)
-    top = np.argsort(-logits, axis=1, kind="stable")[:, :TOP]
-    peak = wide.max(axis=1)
-    return dict(top_ids=data.add(top), top_logits=data.add(np.take_along_axis(logits, top, 1)),
-                logsumexp=data.add(peak + np.log(np.exp(wide - peak[:, None]).sum(axis=1))),
-                norm=data.add(np.sqrt((wide * wide).sum(axis=1))), columns=data.add(logits[:, columns]))
+    top = best_ids(logits)
+    sums, norms = np.empty(len(logits)), np.empty(len(logits))
+    for i, row in enumerate(logits):
+        wide, peak = row.astype(np.float64), float(row.max())
+        sums[i] = peak + np.log(np.exp(wide - peak).sum())
+        norms[i] = np.sqrt(wide @ wide)
+    return dict(top_ids=data.add(top), top_logits=data.add(np.take_along_axis(logits, top, 1)), logsumexp=data.add(sums),
+                norm=data.add(norms), columns=data.add(logits[:, columns]))
 
 
 def compare(reference, other):
@@ -84,10 +94,27 @@ def checksum(raw):
     return f"{total & synth.MASK:016x}"
 
 
+def without_near_ties(args, state, name, tokens):
+    """Replaces the first token whose router nearly ties, until there is none: on such a row two correct implementations may choose different
+    experts. Returns (tokens, logits, residual, margins)."""
+    replacements = iter(tokens_for(f"{name}.replacements", args.seed, state["vocab"], 1000))
+    while True:
+        with models.RouterMargins(state["hf"]) as m:
+            logits, residual = models.transformers_prefill(state["hf"], tokens)
+        margins = m.array()
+        near = np.flatnonzero(margins.min(axis=0) < NEAR_TIE)
+        if not len(near) or len(tokens) > args.repair_tokens:
+            return tokens, logits, residual, margins
+        tokens = tokens.copy()
+        for position in near:        # the first is certainly one; replacing the later ones too saves passes
+            tokens[position] = next(replacements)
+
+
 def prefill_case(args, state, name, tokens):
     data, cols = state["data"], state["columns"]
-    logits, residual = models.transformers_prefill(state["hf"], tokens)
-    entry = dict(name=name, tokens=tokens, transformers=reduce_logits(data, logits, cols))
+    tokens, logits, residual, margins = without_near_ties(args, state, name, tokens)
+    entry = dict(name=name, tokens=tokens, smallest_router_margin=float(margins.min()), transformers=reduce_logits(data, logits, cols))
+    entry["router_margins"] = data.add(margins.min(axis=0))
     entry["residual_norms"] = data.add(np.linalg.norm(residual.astype(np.float64), axis=2))
     if len(tokens) <= args.residual_tokens:
         entry["residual_columns"] = data.add(residual[:, :, state["residual_columns"]])
@@ -97,7 +124,7 @@ def prefill_case(args, state, name, tokens):
         other = models.mlx_logits(state["mlx"], tokens)
         entry["mlx"] = reduce_logits(data, other, cols)
         entry["comparison"] = dict(mlx_float32=compare(logits, other))
-        if state["mlx_bf16"] is not None and len(tokens) <= args.residual_tokens:
+        if state["mlx_bf16"] is not None and len(tokens) <= 7:      # slow
             entry["comparison"]["mlx_bfloat16_cpu"] = compare(logits, models.mlx_logits(state["mlx_bf16"], tokens))
     return entry
 
@@ -106,8 +133,11 @@ def decode_case(args, state, name, tokens):
     """256 greedy steps through transformers' cache; then the same tokens through mlx-lm's, one at a time, and through one pass without a
     cache, which says how far transformers' two forms of the delta rule (chunked, recurrent) are apart."""
     data, cols = state["data"], state["columns"]
-    made, rows = models.transformers_greedy(state["hf"], tokens, args.steps)
-    entry = dict(name=name, tokens=tokens, greedy=made, transformers=reduce_logits(data, rows, cols))
+    with models.RouterMargins(state["hf"]) as m:
+        made, rows = models.transformers_greedy(state["hf"], tokens, args.steps)
+    margins = m.array().min(axis=0)
+    entry = dict(name=name, tokens=tokens, smallest_router_margin=float(margins.min()), greedy=made,
+                 transformers=reduce_logits(data, rows, cols), router_margins=data.add(margins))
     fed = tokens + made[:-1]
     whole, _ = models.transformers_prefill(state["hf"], fed)
     entry["comparison"] = dict(transformers_one_pass=compare(rows, whole[len(tokens) - 1:]))
@@ -143,6 +173,7 @@ def main():
     p.add_argument("--steps", type=int, default=256)
     p.add_argument("--residual-tokens", type=int, default=65)
     p.add_argument("--mlx-tokens", type=int, default=10 ** 6, help="longest prompt given to mlx-lm, which is slow at full width")
+    p.add_argument("--repair-tokens", type=int, default=10 ** 6, help="longest prompt that is freed of near-ties of the router")
     p.add_argument("--no-mlx-decode", dest="mlx_decode", action="store_false")
     p.add_argument("--work")
     args = p.parse_args()
@@ -154,7 +185,7 @@ def main():
             synth.synthesise(folder, args.shape, args.layers, args.seed)
         ckpt = models.Checkpoint(folder)
         vocab, hidden = ckpt.text_config["vocab_size"], ckpt.text_config["hidden_size"]
-        state = dict(data=Data(), columns=columns_for("columns.logits", vocab, COLUMNS),
+        state = dict(data=Data(), vocab=vocab, columns=columns_for("columns.logits", vocab, COLUMNS),
                      residual_columns=columns_for("columns.residual", hidden, RESIDUAL_COLUMNS), hf=models.transformers_model(folder),
                      mlx=models.mlx_model(folder, True), mlx_bf16=models.mlx_model(folder, False) if args.shape == "tiny" else None)
         result = dict(about="Golden vectors; the format is described in tests/golden/README.md.", provenance=provenance(args),
@@ -165,7 +196,7 @@ def main():
         started = time.time()
 
         def say(what, entry):
-            print(f"{time.time() - started:7.1f} s  {what} {entry['name']}: {json.dumps(entry['comparison'] if 'comparison' in entry else {})}",
+            print(f"{time.time() - started:7.1f} s  {what} {entry['name']}: margin {entry['smallest_router_margin']:.2g} {json.dumps(entry['comparison'] if 'comparison' in entry else {})}",
                   flush=True)
 
         for n in args.prompts:

@@ -164,6 +164,33 @@ def transformers_model(folder, dtype="float32", lazy=None):
     return model.eval()
 
 
+class RouterMargins:
+    """Collects, while in use, the router logit of the last chosen expert minus that of the first not chosen, per layer and token. Where it
+    is as small as rounding, correct implementations may choose differently, which changes the row by a percent."""
+
+    def __init__(self, model):
+        self.layers = [[] for _ in model.model.layers]
+        self.hooks = [layer.mlp.gate.register_forward_hook(self.keep(rows)) for layer, rows in zip(model.model.layers, self.layers)]
+
+    @staticmethod
+    def keep(rows):
+        def hook(module, _, output):
+            best = output[0].float().topk(module.top_k + 1, dim=-1).values
+            rows.append((best[:, -2] - best[:, -1]).numpy())
+        return hook
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for h in self.hooks:
+            h.remove()
+
+    def array(self):
+        """[layers, tokens]"""
+        return np.stack([np.concatenate(rows) for rows in self.layers])
+
+
 def transformers_prefill(model, ids):
     """One pass without a cache. Returns (logits [tokens, vocab], residual [1 + 2 * layers, tokens, hidden]): the residual stream after the
     embedding, then after the mixer and after the experts of each layer, before the final norm."""
