@@ -150,7 +150,12 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::load(const std::filesystem::path& 
   if (std::filesystem::exists(folder / "tokenizer_config.json", ignored)) {
     LILY_TRY(config, read_file(folder / "tokenizer_config.json"));
   }
-  return from_json(tokenizer, config);
+  auto loaded = from_json(tokenizer, config);
+  if (!loaded) {
+    Error& error = loaded.error();
+    error.message = fmt::format("'{}': {}", (folder / "tokenizer.json").string(), error.message);
+  }
+  return loaded;
 }
 
 Result<std::unique_ptr<Tokenizer>> Tokenizer::from_json(std::string_view tokenizer_json,

@@ -17,7 +17,7 @@ from server_process import Server
 
 DATA = Path(__file__).parent.parent / "data" / "qwen36"
 LILY = os.environ.get("LILY", "build/apps/lily/lily")
-TOKENIZER = Path(os.environ.get("LILY_REAL_TOKENIZER", "build/tests/qwen36-tokenizer"))
+TOKENIZER = Path(os.environ.get("LILY_REAL_TOKENIZER", "build/qwen36_tokenizer"))
 LAYERS = "4"
 
 TOOLS = [

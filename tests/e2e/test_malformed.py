@@ -71,6 +71,17 @@ def expect(text: str, *parts: str):
 # --- the container: cases edit (header, data) and return what to write -------------------------------------------------
 
 def drop(name):
+    """Without the tensor, and without the gap that it would leave."""
+    def spoil(header, data):
+        begin, end = header.pop(name)["data_offsets"]
+        for entry in header.values():
+            if "data_offsets" in entry and entry["data_offsets"][0] >= end:
+                entry["data_offsets"] = [offset - (end - begin) for offset in entry["data_offsets"]]
+        return header, data[:begin] + data[end:]
+    return spoil
+
+
+def gap(name):
     def spoil(header, data):
         del header[name]
         return header, data
@@ -134,6 +145,7 @@ CONTAINER = {
     "a dimension that overflows": (change(NORM, shape=[2**63, 4]), [NORM]),
     "offsets reversed": (change(NORM, data_offsets=[512, 0]), [NORM, "data_offsets"]),
     "offsets of three numbers": (change(NORM, data_offsets=[0, 1, 2]), [NORM, "data_offsets"]),
+    "bytes that belong to no tensor": (gap(f"{QKV}.weight"), [f"{QKV}.scales", "belong to no tensor"]),
     "offsets overlap another tensor": (shift_offsets(NORM, 64), [NORM]),
     "offsets beyond the file": (shift_offsets(NORM, 1 << 40), [NORM]),
     "the file ends early": (cut_data(1000), ["model.safetensors"]),
@@ -157,7 +169,7 @@ RAW = {
     "a name twice": (struct.pack("<Q", 110) + (
         b'{"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[1,2]}}'
     ).ljust(110) + b"xx", ["a", "twice"]),
-    "brackets nested beyond reason": (struct.pack("<Q", 20000) + b"[" * 20000, ["JSON"]),
+    "brackets nested beyond reason": (struct.pack("<Q", 20005) + b'{"a":' + b"[" * 20000, ["JSON"]),
     "a pickle": (b"\x80\x02}q\x00(X\x06\x00\x00\x00weightq" + b"\0" * 100, ["header"]),
 }
 
@@ -221,7 +233,9 @@ CONFIG = {
     "another number of heads": (set_text("num_attention_heads", 4), ["num_attention_heads", "4"]),
     "five layers": (set_text("num_hidden_layers", 5), ["5"]),
     "eighty layers": (set_text("num_hidden_layers", 80), ["80"]),
-    "more layers than the file has": (set_text("num_hidden_layers", 8), ["layers.4"]),
+    "more layers than the file has": (
+        lambda d: text(d).update(num_hidden_layers=8, layer_types=2 * text(d)["layer_types"]), ["layers.4"]),
+    "layer types for another number of layers": (set_text("num_hidden_layers", 8), ["layer_types", "8", "4"]),
     "a width that is text": (set_text("hidden_size", "256"), ["hidden_size"]),
     "another vocabulary": (set_text("vocab_size", 32000), ["vocab_size", "32000"]),
     "another rope": (lambda d: text(d)["rope_parameters"].__setitem__("rope_theta", 10000.0), ["rope_theta"]),
