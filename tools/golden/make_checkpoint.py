@@ -154,6 +154,8 @@ def add_mtp(folder, tensors, bits, group, dtype):
     """Adds language_model.mtp.* as one more shard of an MLX folder, with the overrides in config.json."""
     import mlx.core as mx
     kind, out, overrides = getattr(mx, dtype), {}, {}
+    with open(os.path.join(folder, "config.json")) as f:
+        default = json.load(f)["quantization"]
     array = lambda t: mx.array(t.float().numpy()).astype(mx.bfloat16)  # noqa: E731
     experts = {}
     flat = {}
@@ -174,7 +176,7 @@ def add_mtp(folder, tensors, bits, group, dtype):
     for module, w in flat.items():
         module = f"language_model.{module}"
         b, g = synth.quantisation_of(module, w.shape[-1], bits, group)
-        if (b, g) != (bits, group):
+        if (b, g) != (default["bits"], default["group_size"]):
             overrides[module] = dict(group_size=g, bits=b)
         q, s, z = mx.quantize(w.astype(kind), group_size=g, bits=b)
         out[f"{module}.weight"], out[f"{module}.scales"], out[f"{module}.biases"] = q, s, z
