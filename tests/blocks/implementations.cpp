@@ -1,5 +1,7 @@
 #include "tests/blocks/implementations.h"
 
+#include "backends/cpu/blocks/cpu_blocks.h"
+#include "backends/cpu/kernels.h"
 #include "reference/blocks.h"
 
 namespace lily::test {
@@ -20,6 +22,23 @@ const std::vector<Implementation>& implementations() {
                      .state = 1e-5,
                      .model = 1e-4,
                      .router = 1e-5}});
+    for (const cpu::IsaListing& isa : cpu::list_isas()) {
+      if (isa.usable) {
+        list.push_back({"cpu-" + std::string(isa.kernels->name),
+                        [kernels = isa.kernels](unsigned threads) -> Result<std::unique_ptr<host::Blocks>> {
+                          return std::unique_ptr<host::Blocks>(
+                              std::make_unique<cpu::CpuBlocks>(*kernels, threads));
+                        },
+                        {.embed = 0,
+                         .delta_net = 1e-5,
+                         .attention = 4e-3,
+                         .moe = 1e-5,
+                         .head = 1e-5,
+                         .state = 1e-5,
+                         .model = 1e-2,
+                         .router = 1e-5}});
+      }
+    }
     return list;
   }();
   return all;
