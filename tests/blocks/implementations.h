@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -30,6 +31,7 @@ struct Implementation {
   std::function<Result<std::unique_ptr<host::Blocks>>(unsigned threads)> make;
   Tolerances tolerances;
 };
+inline void PrintTo(const Implementation& implementation, std::ostream* out) { *out << implementation.name; }
 
 // Those that this machine can run, the reference first.
 const std::vector<Implementation>& implementations();
