@@ -29,6 +29,26 @@ Result<RecurrentArrays> copy_of(const RecurrentArrays& from) {
 
 }  // namespace
 
+Result<BlockRef> BlockRef::allocate(size_t bytes) {
+  auto block = std::make_unique<KvBlock>();
+  LILY_TRY(block->data, AlignedBytes::allocate(bytes));
+  BlockRef ref;
+  ref.block_ = block.release();
+  return ref;
+}
+
+BlockRef::BlockRef(const BlockRef& other) : block_(other.block_) {
+  if (block_ != nullptr) {
+    block_->users.fetch_add(1, std::memory_order_relaxed);
+  }
+}
+
+BlockRef::~BlockRef() {
+  if (block_ != nullptr && block_->users.fetch_sub(1, std::memory_order_acq_rel) == 1) {
+    delete block_;
+  }
+}
+
 void PassGate::enter() {
   const std::lock_guard lock(mutex_);
   ++inside_;
@@ -58,8 +78,8 @@ Result<void> HostCheckpoint::write(ByteSink& sink) const {
     LILY_TRY_VOID(write_u32(sink, value));
   }
   LILY_TRY_VOID(sink.write(std::as_bytes(recurrent_.span())));
-  for (const auto& block : blocks_) {
-    LILY_TRY_VOID(sink.write({block->data.data(), block->data.size()}));
+  for (const BlockRef& block : blocks_) {
+    LILY_TRY_VOID(sink.write({block.data().data(), block.data().size()}));
   }
   return {};
 }
@@ -191,7 +211,7 @@ std::byte* HostState::kv(uint32_t layer, uint32_t which, uint32_t kv_head, uint3
   const Shape& shape = layout_.shape;
   LILY_CHECK(layer < shape.layers && shape.is_attention(layer) && block < blocks_.size());
   const size_t index = (size_t{layer / Shape::kAttentionInterval} * 2 + which) * shape.kv_heads + kv_head;
-  return blocks_[block]->data.data() + index * layout_.kv_head_bytes();
+  return blocks_[block].data().data() + index * layout_.kv_head_bytes();
 }
 
 std::byte* HostState::keys(uint32_t layer, uint32_t kv_head, uint32_t block) {
@@ -203,16 +223,13 @@ std::byte* HostState::values(uint32_t layer, uint32_t kv_head, uint32_t block) {
 }
 
 // Leaves `block` allocated and referred to by this state alone, with its contents.
-Result<void> HostState::make_own(std::shared_ptr<KvBlock>& block) {
-  if (block != nullptr && block.use_count() == 1) {
-    // Whoever dropped the other reference has finished reading before this state writes.
-    std::atomic_thread_fence(std::memory_order_acquire);
+Result<void> HostState::make_own(BlockRef& block) {
+  if (!block.empty() && block.exclusive()) {
     return {};
   }
-  auto own = std::make_shared<KvBlock>();
-  LILY_TRY(own->data, AlignedBytes::allocate(layout_.kv_block_bytes()));
-  if (block != nullptr) {
-    std::memcpy(own->data.data(), block->data.data(), own->data.size());
+  LILY_TRY(BlockRef own, BlockRef::allocate(layout_.kv_block_bytes()));
+  if (!block.empty()) {
+    std::memcpy(own.data().data(), block.data().data(), own.data().size());
   }
   block = std::move(own);
   return {};

@@ -9,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "backend/backend.h"
@@ -23,6 +24,29 @@ inline constexpr uint32_t kBlockTokens = 64;
 // [attention layer][keys | values][kv head][token][kHeadDim], elements f32 or bf16.
 struct KvBlock {
   AlignedBytes data;
+  std::atomic<uint32_t> users = 1;  // BlockRefs
+};
+
+// Shared ownership of a KvBlock. Unlike std::shared_ptr it can say that nobody else refers to the block in a
+// way that orders their last reads before this owner's writes.
+class BlockRef {
+ public:
+  BlockRef() = default;
+  static Result<BlockRef> allocate(size_t bytes);
+  BlockRef(const BlockRef& other);
+  BlockRef(BlockRef&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
+  BlockRef& operator=(BlockRef other) noexcept {
+    std::swap(block_, other.block_);
+    return *this;
+  }
+  ~BlockRef();
+
+  bool empty() const { return block_ == nullptr; }
+  bool exclusive() const { return block_->users.load(std::memory_order_acquire) == 1; }
+  AlignedBytes& data() const { return block_->data; }
+
+ private:
+  KvBlock* block_ = nullptr;
 };
 
 // Sizes that every state of a backend has in common.
@@ -90,7 +114,7 @@ class HostCheckpoint final : public Checkpoint {
   StateLayout layout_;
   uint32_t length_;
   RecurrentArrays recurrent_;
-  std::vector<std::shared_ptr<KvBlock>> blocks_;
+  std::vector<BlockRef> blocks_;
   AnswerState answer_;
 };
 
@@ -144,7 +168,7 @@ class HostState final : public SequenceState {
   HostState(const StateLayout& layout, uint32_t max_tokens);
   size_t recurrent_offset(uint32_t layer) const;
   std::byte* kv(uint32_t layer, uint32_t which, uint32_t kv_head, uint32_t block);
-  Result<void> make_own(std::shared_ptr<KvBlock>& block);
+  Result<void> make_own(BlockRef& block);
 
   StateLayout layout_;
   uint32_t max_tokens_;
@@ -156,7 +180,7 @@ class HostState final : public SequenceState {
   bool samples_ = false;
   // The running side.
   RecurrentArrays recurrent_;
-  std::vector<std::shared_ptr<KvBlock>> blocks_;
+  std::vector<BlockRef> blocks_;
   std::vector<RecurrentArrays> kept_;  // [row]
   uint32_t kept_rows_ = 0;             // rows of the provisional pass but the last
   AnswerState answer_;
