@@ -21,6 +21,7 @@ void add_inspect(CommandLine& line);
 void add_convert(CommandLine& line);
 void add_synth(CommandLine& line);
 void add_eval(CommandLine& line);
+void add_bench(CommandLine& line);
 void add_devices(CommandLine& line);
 
 }  // namespace lily::app

@@ -53,7 +53,7 @@ int main_of(int argc, char** argv) {
   app.option_defaults()->always_capture_default();
   CommandLine line{app, {}};
   for (void (*add)(CommandLine&) :
-       {add_serve, add_chat, add_run, add_inspect, add_convert, add_synth, add_eval, add_devices}) {
+       {add_serve, add_chat, add_run, add_inspect, add_convert, add_synth, add_eval, add_bench, add_devices}) {
     add(line);
   }
   try {

@@ -130,15 +130,28 @@ Result<fs::path> find_model(const std::string& model) {
   return snapshot_of(repository);
 }
 
-void add_device_options(CLI::App& app, DeviceOptions& options) {
+void add_compute_options(CLI::App& app, DeviceOptions& options) {
   app.add_option("--device", options.device, "auto, or one that `lily devices` lists");
   app.add_option("--threads", options.backend.threads, "threads to compute with; 0 = all usable cores");
   app.add_option("--isa", options.backend.isa,
                  "instruction set of the CPU kernels; empty = the best this machine has");
-  app.add_option("--ctx", options.plan.context, "tokens that a conversation may hold")
-      ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));
   app.add_option("--chunk", options.plan.chunk, "prompt tokens computed in one step")
       ->check(CLI::Range(1U, Limits::kMaxChunk));
+}
+
+void add_device_options(CLI::App& app, DeviceOptions& options) {
+  add_compute_options(app, options);
+  app.add_option("--ctx", options.plan.context, "tokens that a conversation may hold")
+      ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));
+}
+
+Result<void> load_backend(Backend& backend, const WeightFile& file, const Plan& plan, std::string_view name) {
+  LILY_TRY(const MemoryNeed need, backend.estimate(file, plan));
+  LILY_TRY_VOID(check_memory(need, plan));
+  ProgressBar progress(fmt::format("loading {}", name));
+  LILY_TRY_VOID(backend.load(file, plan, [&](double done) { progress.update(done); }));
+  progress.finish();
+  return {};
 }
 
 Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer) {
@@ -153,11 +166,7 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
   }
   LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));
   LILY_TRY(auto backend, make_backend(options.device, options.backend));
-  LILY_TRY(MemoryNeed need, backend->estimate(*file, plan));
-  LILY_TRY_VOID(check_memory(need, plan));
-  ProgressBar progress(fmt::format("loading {}", folder.filename().string()));
-  LILY_TRY_VOID(backend->load(*file, plan, [&](double done) { progress.update(done); }));
-  progress.finish();
+  LILY_TRY_VOID(load_backend(*backend, *file, plan, folder.filename().string()));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("{}: {} layers of '{}', {:.2f} GB, on {} in {:.2f} s", folder.string(), file->shape().layers,
            file->shape().name, gigabytes(file->bound_bytes()), backend->device().description, seconds);

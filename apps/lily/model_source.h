@@ -27,6 +27,8 @@ struct DeviceOptions {
   PlanOptions plan;
 };
 void add_device_options(CLI::App& app, DeviceOptions& options);
+// The same without --ctx, for a command that knows how many tokens it will hold.
+void add_compute_options(CLI::App& app, DeviceOptions& options);
 
 // A model ready to compute. Members are destroyed in the right order (backend before file).
 struct LoadedModel {
@@ -39,5 +41,8 @@ struct LoadedModel {
 };
 // Opens, checks and loads, with progress on stderr.
 Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer);
+
+// Checks that the memory suffices, then loads, with progress on stderr. `name` is for the progress.
+Result<void> load_backend(Backend& backend, const WeightFile& file, const Plan& plan, std::string_view name);
 
 }  // namespace lily::app

@@ -84,8 +84,10 @@ struct SliceOutput {
 
 struct Output {
   std::vector<SliceOutput> slices;  // in the order of the pass
-  uint64_t bytes_read = 0;          // weights and states that the pass had to read
-  double seconds = 0;               // on the device
+  // What the pass had to read: each tensor it used once (of the experts, those it chose; of the embedding,
+  // its rows), in the types of the file, and of each sequence the recurrent states and the keys and values.
+  uint64_t bytes_read = 0;
+  double seconds = 0;  // on the device
 };
 
 using Ticket = uint64_t;
@@ -96,6 +98,14 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
   double peak_bytes_per_second = 0;  // measured read bandwidth; 0 = not measured
   std::vector<std::string> features{};
+};
+
+// What the device can do at most with the threads it was given, measured. Every speed is a share of one of
+// these.
+struct DeviceLimits {
+  double read_bytes_per_second = 0;     // of memory far larger than the caches
+  double multiply_adds_per_second = 0;  // by the instruction below, with its inputs in registers
+  std::string multiply{};               // the multiply instruction of the products: "vfmadd231ps zmm"
 };
 
 struct MemoryNeed {
@@ -110,6 +120,9 @@ class Backend {
  public:
   virtual ~Backend() = default;
   virtual const DeviceInfo& device() const = 0;
+  // Takes about a second and, until it returns, memory of its own; before or after load(), with no pass in
+  // flight.
+  virtual Result<DeviceLimits> measure_limits() = 0;
   virtual Result<MemoryNeed> estimate(const WeightFile& file,
                                       const Plan& plan) const = 0;  // before anything is allocated
   // Maps or uploads, repacks, prepares; once. `file` must outlive the backend. Progress in [0, 1].

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <new>
 
+#include "backends/host/limits.h"
 #include "reference/linear.h"
 
 namespace lily::reference {
@@ -39,6 +40,23 @@ MemoryNeed ReferenceBlocks::estimate(const ModelWeights& weights, const Plan& pl
           .mapped = stored_bytes(plan.shape, weights),
           .per_sequence = 0,
           .workspace = plan.max_rows * RowFloats(plan.shape).total() * sizeof(float)};
+}
+
+// The peak is that of dot() over rows in the nearest cache, which is what all products here are made of.
+Result<DeviceLimits> ReferenceBlocks::measure_limits() {
+  DeviceLimits limits{.multiply = "float32 multiply, then add"};
+  LILY_TRY(limits.read_bytes_per_second, host::measure_read_bandwidth(pool_));
+  limits.multiply_adds_per_second = host::measure_multiply_adds(pool_, [](uint64_t rounds) {
+    constexpr uint32_t kCount = 2048;
+    const std::vector<float> weights(kCount, 0.5F);
+    std::vector<float> x(kCount, 1.0F);
+    for (uint64_t round = 0; round < rounds; ++round) {
+      x[round % kCount] =
+          dot(weights.data(), x.data(), kCount) * 0x1p-10F;  // each product needs the one before
+    }
+    return rounds * kCount;
+  });
+  return limits;
 }
 
 Result<void> ReferenceBlocks::load(const ModelWeights& weights, const Plan& plan,

@@ -18,6 +18,7 @@ class ReferenceBlocks final : public host::Blocks {
   MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
   Result<void> load(const ModelWeights& weights, const Plan& plan,
                     FunctionRef<void(double)> progress) override;
+  Result<DeviceLimits> measure_limits() override;
   DType kv_type() const override { return DType::f32; }
   void embed(std::span<const int32_t> ids, float* stream) override;
   void delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;

@@ -144,6 +144,14 @@ void add_tensors(const TensorSite& site, const SynthOptions& options, std::vecto
   }
 }
 
+std::vector<SynthTensor> tensors_of(const std::vector<TensorSite>& sites, const SynthOptions& options) {
+  std::vector<SynthTensor> tensors;
+  for (const TensorSite& site : sites) {
+    add_tensors(site, options, tensors);
+  }
+  return tensors;
+}
+
 // `value` as the stored type holds it.
 float rounded(float value, DType type) {
   if (type == DType::bf16) {
@@ -355,15 +363,21 @@ Result<std::vector<int32_t>> write_tokenizer(const SynthOptions& options, const 
 
 }  // namespace
 
+uint64_t synth_bytes(const SynthOptions& options) {
+  ModelWeights weights = empty_weights(options.shape, options.mtp);
+  uint64_t bytes = 0;
+  for (const SynthTensor& tensor : tensors_of(tensor_table(options.shape, weights), options)) {
+    bytes += tensor.plan.bytes();
+  }
+  return bytes;
+}
+
 Result<SynthReport> synthesise(const fs::path& destination, const SynthOptions& options,
                                FunctionRef<void(uint64_t, uint64_t)> progress) {
   LILY_TRY_VOID(check_layers(options.shape.layers));
   ModelWeights weights = empty_weights(options.shape, options.mtp);
   const std::vector<TensorSite> sites = tensor_table(options.shape, weights);
-  std::vector<SynthTensor> tensors;
-  for (const TensorSite& site : sites) {
-    add_tensors(site, options, tensors);
-  }
+  const std::vector<SynthTensor> tensors = tensors_of(sites, options);
   std::vector<TensorPlan> plans;
   for (const SynthTensor& tensor : tensors) {
     plans.push_back(tensor.plan);

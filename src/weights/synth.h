@@ -33,6 +33,10 @@ struct SynthReport {
   bool has_tokenizer = false;  // false: a checkpoint for computing only, not for text
 };
 
+// Of all tensors that synthesise() would write, without writing any. The other files are less than 1 MB when
+// no tokenizer is copied.
+uint64_t synth_bytes(const SynthOptions& options);
+
 // Writes a complete checkpoint folder. `progress` is called from the calling thread with bytes done and in
 // total.
 Result<SynthReport> synthesise(const std::filesystem::path& destination, const SynthOptions& options,

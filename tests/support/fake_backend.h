@@ -147,6 +147,7 @@ class FakeBackend final : public Backend {
   }
 
   const DeviceInfo& device() const override { return info_; }
+  Result<DeviceLimits> measure_limits() override { return DeviceLimits{1e9, 1e9, "hash"}; }
   Result<MemoryNeed> estimate(const WeightFile&, const Plan&) const override { return MemoryNeed{}; }
   Result<void> load(const WeightFile&, const Plan&, FunctionRef<void(double)>) override { return {}; }
 

@@ -124,6 +124,11 @@ struct Kernels {
   void (*sigmoid_multiply)(float* x, const float* gate, uint32_t count);  // x *= sigmoid(gate)
   void (*multiply_add)(float* y, const float* x, float factor, uint32_t count);  // y += factor * x
   void (*to_bf16)(const float* x, std::byte* out, uint32_t count);               // round to nearest even
+  // The instruction that products of many rows are made of, and its peak on one thread: does `rounds` rounds
+  // of independent multiply-adds in registers and returns how many that were. Reads sink[0] and writes to it,
+  // so that nothing can be left out.
+  std::string_view multiply;
+  uint64_t (*multiply_add_peak)(uint64_t rounds, float* sink);
 };
 
 // The variants; a null pointer where the compiler's target has none.

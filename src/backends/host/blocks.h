@@ -34,6 +34,8 @@ class Blocks {
   // blocks.
   virtual Result<void> load(const ModelWeights& weights, const Plan& plan,
                             FunctionRef<void(double)> progress) = 0;
+  // As Backend::measure_limits(); backends/host/limits.h has what implementations share.
+  virtual Result<DeviceLimits> measure_limits() = 0;
   // The element type of keys and values that attention() reads and writes: f32 or bf16.
   virtual DType kv_type() const = 0;
 

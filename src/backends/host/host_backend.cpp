@@ -80,6 +80,14 @@ HostBackend::~HostBackend() {
 
 const DeviceInfo& HostBackend::device() const { return impl_->device; }
 
+Result<DeviceLimits> HostBackend::measure_limits() {
+  if (impl_->next_submit != impl_->next_collect) {
+    return fail(ErrorKind::invalid_input, "limits are measured with no pass in flight, {} are not collected",
+                impl_->next_submit - impl_->next_collect);
+  }
+  return impl_->blocks->measure_limits();
+}
+
 Result<MemoryNeed> HostBackend::estimate(const WeightFile& file, const Plan& plan) const {
   return estimate(file.weights(), plan);
 }

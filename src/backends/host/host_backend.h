@@ -18,6 +18,7 @@ class HostBackend final : public Backend {
   ~HostBackend() override;  // ends the submitted passes first
 
   const DeviceInfo& device() const override;
+  Result<DeviceLimits> measure_limits() override;
   Result<MemoryNeed> estimate(const WeightFile& file, const Plan& plan) const override;
   Result<void> load(const WeightFile& file, const Plan& plan, FunctionRef<void(double)> progress) override;
   Result<std::unique_ptr<SequenceState>> new_state(uint32_t max_tokens) override;

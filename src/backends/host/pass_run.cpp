@@ -14,23 +14,26 @@ bool all_finite(std::span<const float> row) {
   return std::all_of(row.begin(), row.end(), [](float x) { return std::isfinite(x); });
 }
 
+// Every tensor of a block is read once in a pass, however many rows use it.
 uint64_t mixer_bytes(const LayerWeights& layer) {
   if (const auto* delta = std::get_if<DeltaNetWeights>(&layer.mixer)) {
-    return delta->in_proj_qkv.total_bytes() + delta->in_proj_z.total_bytes() +
-           delta->in_proj_a.total_bytes() + delta->in_proj_b.total_bytes() + delta->out_proj.total_bytes() +
-           delta->conv1d.total_bytes();
+    return delta->input_norm.total_bytes() + delta->in_proj_qkv.total_bytes() +
+           delta->in_proj_z.total_bytes() + delta->in_proj_a.total_bytes() + delta->in_proj_b.total_bytes() +
+           delta->conv1d.total_bytes() + delta->a_log.total_bytes() + delta->dt_bias.total_bytes() +
+           delta->norm.total_bytes() + delta->out_proj.total_bytes();
   }
   const auto& attention = std::get<AttentionWeights>(layer.mixer);
-  return attention.q_proj.total_bytes() + attention.k_proj.total_bytes() + attention.v_proj.total_bytes() +
-         attention.o_proj.total_bytes();
+  return attention.input_norm.total_bytes() + attention.q_proj.total_bytes() +
+         attention.k_proj.total_bytes() + attention.v_proj.total_bytes() + attention.q_norm.total_bytes() +
+         attention.k_norm.total_bytes() + attention.o_proj.total_bytes();
 }
 
 uint64_t moe_bytes(const MoeWeights& moe, uint64_t experts) {
   const uint64_t one =
       (moe.gate.total_bytes() + moe.up.total_bytes() + moe.down.total_bytes()) / moe.gate.experts;
-  return experts * one + moe.router.total_bytes() + moe.shared_gate.total_bytes() +
-         moe.shared_gate_proj.total_bytes() + moe.shared_up_proj.total_bytes() +
-         moe.shared_down_proj.total_bytes();
+  return experts * one + moe.post_norm.total_bytes() + moe.router.total_bytes() +
+         moe.shared_gate.total_bytes() + moe.shared_gate_proj.total_bytes() +
+         moe.shared_up_proj.total_bytes() + moe.shared_down_proj.total_bytes();
 }
 
 }  // namespace
@@ -157,11 +160,10 @@ uint64_t PassRunner::step(const Step& step) {
   return 0;
 }
 
-// Logits and samples, a batch of rows at a time.
+// Logits and samples, a batch of rows at a time. Returns the bytes of weights that these need.
 Result<uint64_t> PassRunner::head(const PassRecord& record, Output& output) {
   const size_t vocab = plan_.shape.vocab;
   const size_t most = logits_.size() / vocab;
-  uint64_t bytes = 0;
   for (size_t first = 0; first < wanted_.size(); first += most) {
     if (record.cancel != nullptr && record.cancel->load(std::memory_order_relaxed)) {
       return fail(ErrorKind::cancelled, "the pass was cancelled at head");
@@ -172,12 +174,11 @@ Result<uint64_t> PassRunner::head(const PassRecord& record, Output& output) {
       head_rows_.push_back(wanted_[i].row);
     }
     blocks_.head(head_rows_, stream_.data(), logits_.data());
-    bytes += weights_.head.lm_head.total_bytes();
     for (size_t i = 0; i < count; ++i) {
       take_logits(record, wanted_[first + i], {logits_.data() + i * vocab, vocab}, output);
     }
   }
-  return bytes;
+  return wanted_.empty() ? 0 : weights_.head.norm.total_bytes() + weights_.head.lm_head.total_bytes();
 }
 
 void PassRunner::take_logits(const PassRecord& record, const WantedRow& wanted, std::span<const float> logits,

@@ -289,6 +289,17 @@ TEST_P(Kernel, AttentionIsTheSoftmaxOverAllTokens) {
   }
 }
 
+// As many as it says, and none left out: every chain of x = x / 2 + sink ends near 2 * sink.
+TEST_P(Kernel, DoesTheMultiplyAddsOfItsPeak) {
+  float sink = 3.0F;
+  const uint64_t once = kernels().multiply_add_peak(100, &sink);
+  ASSERT_GT(once, 0U);
+  EXPECT_NEAR(sink, 6.0 * static_cast<double>(once) / 100, 1e-3 * static_cast<double>(once));
+  sink = 0.0F;
+  EXPECT_EQ(kernels().multiply_add_peak(300, &sink), 3 * once);
+  EXPECT_FALSE(kernels().multiply.empty());
+}
+
 LILY_FOR_EACH_ISA(Kernel);
 
 TEST(Isa, NamesAreForcedAndDiffer) {

@@ -64,6 +64,7 @@ class Recorder final : public Backend {
   Recorder(std::unique_ptr<Backend> inner, std::shared_ptr<std::map<int32_t, std::vector<int32_t>>> answers)
       : inner_(std::move(inner)), answers_(std::move(answers)) {}
   const DeviceInfo& device() const override { return inner_->device(); }
+  Result<DeviceLimits> measure_limits() override { return inner_->measure_limits(); }
   Result<MemoryNeed> estimate(const WeightFile& file, const Plan& plan) const override {
     return inner_->estimate(file, plan);
   }

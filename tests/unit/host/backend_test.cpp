@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <set>
 
+#include "backends/host/limits.h"
+#include "tests/support/random_weights.h"
 #include "tests/unit/host/fixture.h"
 
 namespace lily::host {
@@ -53,6 +55,74 @@ TEST_F(HostBackendTest, AStepAheadGivesTheTokensOfOneStepAtATime) {
   const auto rest = decode(*alone, 49);
   expected.insert(expected.end(), rest.begin(), rest.end());
   EXPECT_EQ(found, expected);
+}
+
+// Counted from the table of tensors, by another way than the passes count.
+TEST_F(HostBackendTest, BytesReadAreEveryTensorOncePerPassAndTheStates) {
+  lily::test::RandomWeights random(kToyShape);
+  HostBackend real({}, std::make_unique<ToyBlocks>());  // says that every pass chooses kTopK experts a layer
+  ASSERT_TRUE(real.load(random.get(), plan, [](double) {}).has_value());
+  uint64_t body = 0;
+  uint64_t head = 0;
+  uint64_t embedding_row = 0;
+  ModelWeights views = random.get();
+  for (const TensorSite& site : tensor_table(kToyShape, views)) {
+    const uint64_t bytes =
+        std::visit([](const auto* view) { return uint64_t{view->total_bytes()}; }, site.view);
+    if (site.name == "model.embed_tokens") {
+      embedding_row = bytes / kToyShape.vocab;
+    } else if (site.name == "lm_head" || site.name == "model.norm") {
+      head += bytes;
+    } else {
+      body += site.experts > 1 ? bytes / site.experts * Shape::kTopK : bytes;
+    }
+  }
+  ASSERT_GT(head, uint64_t{kToyShape.vocab} * kToyShape.hidden / 2);
+  const uint64_t recurrent =
+      3 * sizeof(float) * (kToyShape.v_heads * 128 * 128 + 3 * kToyShape.conv_channels());
+  const uint64_t kv_row =
+      2 * kToyShape.kv_heads * 256 * sizeof(float);  // one attention layer, f32 in the toy
+  const auto bytes_of = [&](const std::vector<Slice>& slices) {
+    return real.collect(*real.submit({.slices = slices}))->bytes_read;
+  };
+  const auto one = *real.new_state(400);
+  const auto two = *real.new_state(400);
+  const auto tokens = some_tokens(100);
+  EXPECT_EQ(bytes_of({{.state = one.get(), .tokens = tokens}}),
+            100 * embedding_row + body + recurrent + 100 * kv_row);
+  // More rows of logits than are computed at once.
+  EXPECT_EQ(bytes_of({{.state = two.get(), .tokens = tokens, .sampling = greedy(), .logits_rows = 100}}),
+            100 * embedding_row + body + head + recurrent + 100 * kv_row);
+  const std::vector<int32_t> next{5};
+  EXPECT_EQ(bytes_of({{.state = one.get(), .tokens = next, .sampling = greedy()},
+                      {.state = two.get(), .sampling = greedy()}}),
+            2 * (embedding_row + recurrent + 101 * kv_row) + body + head);
+}
+
+TEST_F(HostBackendTest, LimitsAreMeasuredWithNoPassInFlight) {
+  const auto one = state();
+  const auto tokens = some_tokens(5);
+  const std::vector<Slice> prefill{{.state = one.get(), .tokens = tokens}};
+  const Ticket ticket = *backend->submit({.slices = prefill});
+  const auto refused = backend->measure_limits();
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().message, "limits are measured with no pass in flight, 1 are not collected");
+  ASSERT_TRUE(backend->collect(ticket).has_value());
+  EXPECT_EQ(backend->measure_limits()->multiply, "toy");
+}
+
+TEST(MachineLimits, ReadingIsMeasuredAndMultiplyAddsOfAllThreadsAreCounted) {
+  ThreadPool pool(2);
+  const auto bandwidth = measure_read_bandwidth(pool);
+  ASSERT_TRUE(bandwidth.has_value());
+  EXPECT_GT(*bandwidth, 0);
+  // Every thread sleeps for what it says it did: a rate that is known.
+  const double rate = measure_multiply_adds(pool, [](uint64_t rounds) {
+    std::this_thread::sleep_for(std::chrono::microseconds(rounds));
+    return rounds;
+  });
+  EXPECT_GT(rate, 0);
+  EXPECT_LE(rate, 2e6);
 }
 
 TEST_F(HostBackendTest, PrefillAndDecodeMixInOnePass) {

@@ -33,6 +33,7 @@ class ToyBlocks final : public Blocks {
     progress(1.0);
     return {};
   }
+  Result<DeviceLimits> measure_limits() override { return DeviceLimits{1e9, 2e9, "toy"}; }
   DType kv_type() const override { return DType::f32; }
 
   void embed(std::span<const int32_t> ids, float* stream) override {

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "backends/cpu/blocks/batches.h"
+#include "backends/host/limits.h"
 
 namespace lily::cpu {
 namespace {
@@ -106,6 +107,16 @@ Result<void> CpuBlocks::load(const ModelWeights& weights, const Plan& plan,
   chosen_.assign(shape_.experts, 0);
   progress(1.0);
   return {};
+}
+
+Result<DeviceLimits> CpuBlocks::measure_limits() {
+  DeviceLimits limits{.multiply = std::string(kernels_.multiply)};
+  LILY_TRY(limits.read_bytes_per_second, host::measure_read_bandwidth(pool_));
+  limits.multiply_adds_per_second = host::measure_multiply_adds(pool_, [&](uint64_t rounds) {
+    float sink = 1.0F;
+    return kernels_.multiply_add_peak(rounds, &sink);
+  });
+  return limits;
 }
 
 void CpuBlocks::prepare_normed(const float* stream, uint32_t rows, std::span<const float> norm,

@@ -59,6 +59,7 @@ class CpuBlocks final : public host::Blocks {
   MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
   Result<void> load(const ModelWeights& weights, const Plan& plan,
                     FunctionRef<void(double)> progress) override;
+  Result<DeviceLimits> measure_limits() override;
   DType kv_type() const override { return DType::bf16; }
 
   void embed(std::span<const int32_t> ids, float* stream) override;

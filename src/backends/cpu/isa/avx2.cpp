@@ -16,6 +16,7 @@ struct Avx2 {
   static constexpr uint32_t kRows = 2;
   static constexpr uint32_t kValueHeads = 4;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
+  static constexpr uint32_t kPeakChains = 12;  // of independent multiply-adds that fit the registers
   using F = __m256;
   using I = __m256i;
 
@@ -93,7 +94,7 @@ struct Avx2 {
   }
 };
 
-constexpr Kernels kTable = Generic<Avx2>::table("avx2");
+constexpr Kernels kTable = Generic<Avx2>::table("avx2", "vfmadd231ps ymm");
 
 }  // namespace
 

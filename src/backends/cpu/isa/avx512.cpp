@@ -16,6 +16,7 @@ struct Avx512 {
   static constexpr uint32_t kRows = 3;
   static constexpr uint32_t kValueHeads = 8;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
+  static constexpr uint32_t kPeakChains = 12;  // of independent multiply-adds that fit the registers
   using F = __m512;
   using I = __m512i;
 
@@ -94,7 +95,7 @@ struct Avx512 {
   }
 };
 
-constexpr Kernels kTable = Generic<Avx512>::table("avx512");
+constexpr Kernels kTable = Generic<Avx512>::table("avx512", "vfmadd231ps zmm");
 
 }  // namespace
 

@@ -582,7 +582,34 @@ struct Generic {
     }
   }
 
-  static constexpr Kernels table(std::string_view name) {
+  // ---- the limit of the products ----
+
+  // Enough chains to hide the latency of the instruction. x = x / 2 + c stays finite.
+  static uint64_t multiply_add_peak(uint64_t rounds, float* sink) {
+    constexpr uint32_t kChains = V::kPeakChains;
+    const F factor = V::set1(0.5F);
+    const F addend = V::set1(*sink);
+    F chain[kChains];
+    LILY_UNROLL
+    for (uint32_t i = 0; i < kChains; ++i) {
+      chain[i] = V::set1(static_cast<float>(i));
+    }
+    for (uint64_t round = 0; round < rounds; ++round) {
+      LILY_UNROLL
+      for (uint32_t i = 0; i < kChains; ++i) {
+        chain[i] = V::fma(chain[i], factor, addend);
+      }
+    }
+    F sum = V::zero();
+    LILY_UNROLL
+    for (uint32_t i = 0; i < kChains; ++i) {
+      sum = V::add(sum, chain[i]);
+    }
+    *sink = V::reduce_add(sum);
+    return rounds * kChains * N;
+  }
+
+  static constexpr Kernels table(std::string_view name, std::string_view multiply) {
     return {.name = name,
             .prepared_floats = prepared_floats,
             .prepare = prepare,
@@ -596,7 +623,9 @@ struct Generic {
             .silu_multiply = silu_multiply,
             .sigmoid_multiply = sigmoid_multiply,
             .multiply_add = multiply_add,
-            .to_bf16 = to_bf16};
+            .to_bf16 = to_bf16,
+            .multiply = multiply,
+            .multiply_add_peak = multiply_add_peak};
   }
 };
 

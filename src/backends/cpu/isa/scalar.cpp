@@ -10,6 +10,7 @@ struct Scalar {
   static constexpr uint32_t kRows = 2;
   static constexpr uint32_t kValueHeads = 2;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 1;
+  static constexpr uint32_t kPeakChains = 6;  // of independent multiply-adds that fit the registers
   struct F {
     float v[N];
   };
@@ -137,6 +138,6 @@ struct Scalar {
 
 }  // namespace
 
-const Kernels kScalarKernels = Generic<Scalar>::table("scalar");
+const Kernels kScalarKernels = Generic<Scalar>::table("scalar", "float32 multiply, then add");
 
 }  // namespace lily::cpu
