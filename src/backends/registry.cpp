@@ -14,7 +14,8 @@ struct Entry {
   Result<std::unique_ptr<Backend>> (*make)(const BackendOptions&);
 };
 
-// In the order in which "auto" prefers them.
+// In the order in which "auto" prefers them. It never takes the reference: the CPU backend runs everywhere.
+constexpr std::string_view kLastResort = "cpu";
 constexpr std::array kEntries{
     Entry{"cuda", absent::make_cuda_backend},
     Entry{"metal", absent::make_metal_backend},
@@ -44,18 +45,15 @@ std::vector<BackendListing> list_backends() {
 }
 
 Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const BackendOptions& options) {
+  const bool automatic = name == "auto";
   for (const Entry& entry : kEntries) {
-    if (entry.name == name) {
-      return entry.make(options);
+    if (!automatic && entry.name != name) {
+      continue;
     }
-    if (name == "auto") {
-      if (auto backend = entry.make(options)) {
-        return backend;
-      }
+    auto backend = entry.make(options);
+    if (backend || !automatic || entry.name == kLastResort) {
+      return backend;
     }
-  }
-  if (name == "auto") {
-    return fail(ErrorKind::unsupported, "no device is usable with these options");
   }
   return fail(ErrorKind::invalid_input, "device '{}': expected one of {}", name, known_names());
 }

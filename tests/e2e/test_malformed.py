@@ -350,8 +350,9 @@ def test_an_unknown_device(folder):
     expect(fails("run", str(folder), "-p", "hi", "--device", "abacus"), "abacus", "cpu")
 
 
-def test_an_unknown_instruction_set(folder):
-    expect(fails("run", str(folder), "-p", "hi", "--device", "cpu", "--isa", "sse9"), "sse9")
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_an_unknown_instruction_set(folder, device):
+    expect(fails("run", str(folder), "-p", "hi", "--device", device, "--isa", "sse9"), "sse9")
 
 
 def test_output_that_exists(folder):
