@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <boost/json.hpp>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <memory>
 
@@ -106,33 +107,47 @@ Result<Bench> bench_of(const Options& options) {
   return bench;
 }
 
-Result<std::unique_ptr<WeightFile>> open_weights(const Options& options, const std::atomic<bool>& cancel,
-                                                 std::string& name) {
+// Where the weights come from, checked before anything takes time.
+struct Source {
+  std::string name;
+  std::filesystem::path folder;  // without --random
+  SynthOptions synth;            // with it
+};
+
+Result<Source> source_of(const Options& options, const std::atomic<bool>& cancel) {
+  Source source;
   if (!options.random) {
-    LILY_TRY(const auto folder, find_model(options.model));
-    name = folder.filename().empty() ? folder.parent_path().filename() : folder.filename();
-    return WeightFile::open(folder);
+    LILY_TRY(source.folder, find_model(options.model));
+    const std::filesystem::path full = source.folder.lexically_normal();
+    source.name = full.has_filename() ? full.filename() : full.parent_path().filename();
+    return source;
   }
-  SynthOptions synth;
+  if (!options.model.empty()) {
+    return fail(ErrorKind::invalid_input, "MODEL and --random: one of them says what to run, not both");
+  }
+  SynthOptions& synth = source.synth;
   LILY_TRY(synth.shape, shape_by_name(options.shape));
   if (options.layers != 0) {
     synth.shape = synth.shape.with_layers(options.layers);
-    LILY_TRY_VOID(check_layers(options.layers));
   }
+  LILY_TRY_VOID(check_layers(synth.shape.layers));
   synth.seed = options.seed;
   synth.threads = options.device.backend.threads;
   synth.cancel = &cancel;
-  name = fmt::format("random, seed {}", options.seed);
-  return make_random_model(synth, options.scratch);
+  source.name = fmt::format("random, seed {}", options.seed);
+  return source;
 }
 
 // The limits come first: measuring them takes memory that the weights may need.
 Result<Loaded> load(const Options& options, const Bench& bench, const std::atomic<bool>& cancel) {
   Loaded loaded;
+  LILY_TRY(const Source source, source_of(options, cancel));
   LILY_TRY(loaded.backend, make_backend(options.device.device, options.device.backend));
   LILY_TRY(loaded.limits, loaded.backend->measure_limits());
   forget_peak();
-  LILY_TRY(loaded.file, open_weights(options, cancel, loaded.name));
+  LILY_TRY(loaded.file, options.random ? make_random_model(source.synth, options.scratch)
+                                       : WeightFile::open(source.folder));
+  loaded.name = source.name;
   PlanOptions plan = options.device.plan;
   plan.context = bench.context;
   plan.sequences = bench.sequences;
@@ -162,7 +177,6 @@ Result<BenchRow> measure(const Loaded& loaded, const Bench& bench, const BenchCa
   }
   fingerprint.add(runs.front().ids);
   BenchRow row = make_row(wanted, runs, loaded.limits, loaded.plan.shape);
-  row.peak_bytes = peak_resident_bytes();
   return row;
 }
 
@@ -172,6 +186,7 @@ Result<void> measure_all(const Loaded& loaded, const Bench& bench, const std::at
   LILY_TRY_VOID(conversations.create(bench.sequences));
   LILY_TRY_VOID(warm_up(conversations, bench.context));
   uint32_t depth = 0;
+  uint64_t peak = 0;
   for (const BenchCase& wanted : bench.cases) {
     if (wanted.depth != depth) {
       depth = wanted.depth;
@@ -179,7 +194,9 @@ Result<void> measure_all(const Loaded& loaded, const Bench& bench, const std::at
       LILY_TRY_VOID(conversations.go_to_depth(depth, [&](double done) { bar.update(done); }));
       bar.finish();
     }
-    LILY_TRY(const BenchRow row, measure(loaded, bench, wanted, conversations, fingerprint));
+    LILY_TRY(BenchRow row, measure(loaded, bench, wanted, conversations, fingerprint));
+    peak = std::max(peak, peak_resident_bytes());  // the system's own count of pages is a little behind
+    row.peak_bytes = peak;
     sink(row);
   }
   return {};
@@ -253,9 +270,6 @@ void print_row(const BenchRow& row) {
 }
 
 Result<void> run(const Options& options) {
-  if (options.random && !options.model.empty()) {
-    return fail(ErrorKind::invalid_input, "MODEL and --random: one of them says what to run, not both");
-  }
   LILY_TRY(const Bench bench, bench_of(options));
   const CancelOnSignal cancel;
   LILY_TRY(const Loaded loaded, load(options, bench, cancel.flag()));

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr uint64_t kSmallFiles = uint64_t{8}
                                  << 20;  // config.json, tokenizer.json, headers, with room to spare
+constexpr uint64_t kLeftFree = uint64_t{1536} << 20;  // of memory: workspace, states and everybody else
 
 double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
@@ -102,16 +103,17 @@ Result<fs::path> choose_folder(const fs::path& scratch, uint64_t need, const std
     }
     const uint64_t room = free_bytes(folder);
     const uint64_t memory = available_memory();
-    if (std::min(room, memory) >= need) {
+    if (room >= need && memory >= need + kLeftFree) {
       return folder;
     }
     rooms += fmt::format("'{}' has {:.2f} GB free and the machine {:.2f} GB of memory, ", folder.string(),
                          gigabytes(room), gigabytes(memory));
   }
   return fail(ErrorKind::limit,
-              "{} take {:.2f} GB in memory-backed storage: {}fewer --layers need less, and --scratch names a "
-              "folder on a disk",
-              what, gigabytes(need), rooms.empty() ? "no such folder was found, " : rooms);
+              "{} take {:.2f} GB in memory-backed storage, and {:.2f} GB of memory must stay free: {}fewer "
+              "--layers need less, and --scratch names a folder on a disk",
+              what, gigabytes(need), gigabytes(kLeftFree),
+              rooms.empty() ? "no such folder was found, " : rooms);
 }
 
 }  // namespace
