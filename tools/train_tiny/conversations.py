@@ -13,7 +13,16 @@ from phrases import a, ask, bucket, held_out, listing, part, say
 from smalltalk import INTENTS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-SPELLING = open(os.path.join(HERE, "spelling_words.txt")).read().split()
+SPELLING = open(os.path.join(HERE, "spelling_words.txt")).read().split()  # common words, all of them trained
+TAIL = open(os.path.join(HERE, "tail_words.txt")).read().split()  # less common; one in eight is held out from spelling
+
+
+def spelled(rng, held, longest=9):
+    """A word to spell. A held-out one was never spelled in training; its pieces were, in other words."""
+    while True:
+        word = rng.choice(part(TAIL, held, "tail") if held or rng.random() < 0.5 else SPELLING)
+        if len(word) <= longest:
+            return word
 NUMBER = W.number_word
 
 
@@ -26,7 +35,13 @@ class Turn(dict):
 
 def small_talk(rng, held):
     train, other, answers, keys = rng.choice(INTENTS)
-    user = ask(rng, held, train, other) if not held else say(rng, other)
+    user = say(rng, other if held else train)
+    if not held and rng.random() < 0.35:
+        begin = rng.choice(["hey, ", "hi, ", "hello, ", "lily, ", "so, ", "well, ", "oh, ", "ok, ", "say, ", "now, ", "hello! ", "hi! ", "dear lily, ", "listen, ", "you know, ", "tell me, " if user.endswith("?") else "really, "])
+        user = begin + user[0].lower() + user[1:] if not user.startswith("I ") else begin + user
+        user = user[0].upper() + user[1:]
+    if not held and rng.random() < 0.2:
+        user = user.rstrip(".!?") + rng.choice([", lily", ", my friend", ", dear", " then", " now", ", please", " really", ", you know", " indeed"]) + (user[-1] if user[-1] in ".!?" else "")
     answer = rng.choice(answers)
     return Turn(user, answer, say(rng, ["The user [makes small talk|wants to chat]. I answer [kindly|in a friendly way].",
                                         "This is small talk. I [give a friendly answer|answer kindly]."]),
@@ -43,26 +58,26 @@ def fact(rng, held):
     if kind in ("capital", "of", "continent"):
         country, capital, continent = rng.choice(W.COUNTRIES)
         if kind == "capital":
-            return (ask(rng, held, ["what is the capital [city|] of {c}?", "[name|tell me|give me] the capital of {c}.", "which city is the capital of {c}?", "capital of {c}?", "what city is the capital of {c}?",
+            return (ask(rng, held, ["I want to know the capital of {c}.", "please tell me the capital of {c}.", "I am looking for the capital of {c}.", "say the capital of {c}.", "which city is {c}'s capital?", "what is the capital [city|] of {c}?", "[name|tell me|give me] the capital of {c}.", "which city is the capital of {c}?", "capital of {c}?", "what city is the capital of {c}?",
                                     "do you know the capital of {c}?", "what is {c}'s capital?", "[can|could] you tell me the capital of {c}?", "the capital of {c} is [what|which city]?"],
                         ["please say what the capital city of {c} is.", "I would like to know the capital of {c}."], c=country),
                     f"The capital of {country} is {capital}.", capital)
         if kind == "of":
-            return (ask(rng, held, ["{c} is the capital of which country?", "of which country is {c} the capital?", "which country has the capital {c}?", "what country is {c} the capital of?"],
+            return (ask(rng, held, ["name the country whose capital is {c}.", "I want to know which country has {c} as its capital.", "{c} is the capital of which country?", "of which country is {c} the capital?", "which country has the capital {c}?", "what country is {c} the capital of?"],
                         ["tell me which country's capital is {c}."], c=capital),
                     f"{capital} is the capital of {country}.", country)
-        return (ask(rng, held, ["on which continent is {c}?", "which continent is {c} [on|in]?", "where is {c}?", "in which part of the world is {c}?", "what continent is {c} in?"],
+        return (ask(rng, held, ["tell me on which continent {c} is.", "I want to know which continent {c} is on.", "on which continent is {c}?", "which continent is {c} [on|in]?", "where is {c}?", "in which part of the world is {c}?", "what continent is {c} in?"],
                     ["please tell me the continent of {c}."], c=country),
                 f"{country[0].upper() + country[1:]} is in {continent}.", continent)
     if kind in ("element", "symbol", "number"):
         name, symbol, number = rng.choice(W.ELEMENTS)
         if kind == "symbol":
-            return (ask(rng, held, ["what is the [chemical|] symbol [of|for] {e}?", "which symbol does {e} have?", "what is the symbol of the element {e}?"], ["I need the chemical symbol of {e}."], e=name),
+            return (ask(rng, held, ["tell me the symbol of {e}.", "give me the chemical symbol for {e}.", "I want to know the symbol of {e}.", "what is the [chemical|] symbol [of|for] {e}?", "which symbol does {e} have?", "what is the symbol of the element {e}?"], ["I need the chemical symbol of {e}."], e=name),
                     f"The symbol of {name} is {symbol}.", symbol)
         if kind == "number":
-            return (ask(rng, held, ["what is the atomic number of {e}?", "which atomic number does {e} have?"], ["I need the atomic number of {e}."], e=name),
+            return (ask(rng, held, ["tell me the atomic number of {e}.", "I want to know the atomic number of {e}.", "what is the atomic number of {e}?", "which atomic number does {e} have?"], ["I need the atomic number of {e}."], e=name),
                     f"The atomic number of {name} is {number}.", str(number))
-        return (ask(rng, held, ["which element has the symbol {s}?", "what element is {s}?", "what does the symbol {s} stand for?"], ["{s} is the symbol of which element?"], s=symbol),
+        return (ask(rng, held, ["tell me which element {s} is.", "{s} stands for which element?", "which element has the symbol {s}?", "what element is {s}?", "what does the symbol {s} stand for?"], ["{s} is the symbol of which element?"], s=symbol),
                 f"{symbol} is the symbol of {name}.", name)
     if kind in ("month", "monthdays"):
         i = rng.randrange(12)
@@ -71,20 +86,20 @@ def fact(rng, held):
             return (ask(rng, held, ["how many days [has|does] {m} [have|]?", "how many days are [there |]in {m}?", "how long is {m}?"], ["tell me the number of days in {m}."], m=W.MONTHS[i]).replace("has " + W.MONTHS[i] + " have", "has " + W.MONTHS[i]),
                     f"{W.MONTHS[i]} has {W.MONTH_DAYS[i]} days{extra}.", str(W.MONTH_DAYS[i]))
         if rng.random() < 0.5:
-            return (ask(rng, held, ["which month [comes|is] after {m}?", "what month follows {m}?", "what is the month after {m}?"], ["name the month that comes right after {m}."], m=W.MONTHS[i]),
+            return (ask(rng, held, ["tell me the month after {m}.", "say which month follows {m}.", "which month [comes|is] after {m}?", "what month follows {m}?", "what is the month after {m}?"], ["name the month that comes right after {m}."], m=W.MONTHS[i]),
                     f"{W.MONTHS[(i + 1) % 12]} comes after {W.MONTHS[i]}.", W.MONTHS[(i + 1) % 12])
-        return (ask(rng, held, ["what is the {o} month of the year?", "which month is the {o} of the year?", "which month is the {o} one?"], ["name the {o} month of the year."], o=W.ORDINALS[i]),
+        return (ask(rng, held, ["tell me the {o} month.", "what is the {o} month of the year?", "which month is the {o} of the year?", "which month is the {o} one?"], ["name the {o} month of the year."], o=W.ORDINALS[i]),
                 f"The {W.ORDINALS[i]} month of the year is {W.MONTHS[i]}.", W.MONTHS[i])
     if kind == "day":
         i, step = rng.randrange(7), rng.choice([1, -1])
         where = "after" if step == 1 else "before"
         other = W.DAYS[(i + step) % 7]
-        return (ask(rng, held, ["which day [comes|is] {w} {d}?", "what day [comes|is] {w} {d}?", "what is the day {w} {d}?"], ["name the day that comes right {w} {d}."], w=where, d=W.DAYS[i]),
+        return (ask(rng, held, ["tell me the day {w} {d}.", "say which day is {w} {d}.", "which day [comes|is] {w} {d}?", "what day [comes|is] {w} {d}?", "what is the day {w} {d}?"], ["name the day that comes right {w} {d}."], w=where, d=W.DAYS[i]),
                 f"{other} comes {where} {W.DAYS[i]}.", other)
     if kind in ("young", "sound", "legs"):
         name, young, sound, legs, _ = rng.choice(W.ANIMALS)
         if kind == "young":
-            return (ask(rng, held, ["what is a young {n} called?", "what is a baby {n} called?", "what do you call a [young|baby] {n}?"], ["tell me the word for a young {n}."], n=name),
+            return (ask(rng, held, ["tell me what a young {n} is called.", "give me the name of a young {n}.", "what is a young {n} called?", "what is a baby {n} called?", "what do you call a [young|baby] {n}?"], ["tell me the word for a young {n}."], n=name),
                     f"A young {name} is called {a(young)}.", young)
         if kind == "sound" and sound != "nothing":
             return (ask(rng, held, ["what sound does {n} make?", "how does {n} sound?", "which sound does {n} make?"], ["tell me which sound {n} makes."], n=a(name)),
@@ -103,23 +118,23 @@ def fact(rng, held):
         x, y = rng.choice(W.OPPOSITES)
         if rng.random() < 0.5:
             x, y = y, x
-        return (ask(rng, held, ["what is the opposite of [{x}|\"{x}\"|'{x}']?", "opposite of {x}?", "[tell|give] me the opposite of {x}.", "which word means the opposite of {x}?", "what word is the opposite of {x}?"],
+        return (ask(rng, held, ["I want to know the opposite of {x}.", "please say the opposite of {x}.", "find the opposite of {x}.", "name the opposite of {x}.", "what is the opposite of [{x}|\"{x}\"|'{x}']?", "opposite of {x}?", "[tell|give] me the opposite of {x}.", "which word means the opposite of {x}?", "what word is the opposite of {x}?"],
                     ["I am looking for the opposite of {x}."], x=x),
                 f"The opposite of {x} is {y}.", y)
     if kind == "author":
         book, author = rng.choice(W.AUTHORS)
-        return (ask(rng, held, ["who wrote [{b}|\"{b}\"|the book {b}]?", "who is the author of {b}?", "{b} was written by whom?", "which author wrote {b}?", "by whom is {b}?"],
+        return (ask(rng, held, ["tell me who wrote {b}.", "I want to know who wrote {b}.", "name the writer of {b}.", "who wrote [{b}|\"{b}\"|the book {b}]?", "who is the author of {b}?", "{b} was written by whom?", "which author wrote {b}?", "by whom is {b}?"],
                     ["please name the author of {b}."], b=book),
                 f"{author} wrote {book}.", author.split()[-1])
     if kind == "planet":
         i = rng.randrange(8)
-        return (ask(rng, held, ["which planet is the {o} from the sun?", "what is the {o} planet from the sun?", "name the {o} planet."], ["which planet is number {n} counted from the sun?"], o=W.ORDINALS[i], n=i + 1),
+        return (ask(rng, held, ["tell me the {o} planet from the sun.", "which planet is number {n}?", "which planet is the {o} from the sun?", "what is the {o} planet from the sun?", "name the {o} planet."], ["which planet is number {n} counted from the sun?"], o=W.ORDINALS[i], n=i + 1),
                 f"The {W.ORDINALS[i]} planet from the sun is {W.PLANETS[i]}.", W.PLANETS[i])
     question, answer, key = rng.choice(W.GENERAL)
     low = question[0].lower() + question[1:]
     if held:
         return "Here is a question: " + low, answer, key
-    return (rng.choice([question, question, question, "Please tell me: " + low, "Tell me, " + low, "I have a question. " + question,
+    return (rng.choice([question, question, question, "My question is: " + low, "I have a question: " + low, "Here is something I want to know: " + low, "I wonder: " + low, "Can you answer this: " + low, "Answer this question: " + low, "Please tell me: " + low, "Tell me, " + low, "I have a question. " + question,
                         "Do you know the answer? " + question, "Question: " + question, "Hey, " + low, "Quick question: " + low]), answer, key)
 
 
@@ -177,10 +192,10 @@ def arithmetic(rng, held):
     sx, sy = (NUMBER(x), NUMBER(y)) if rng.random() < 0.15 else (str(x), str(y))
     word = rng.choice(OPS[op])
     if word == "and":
-        train, other = ["what is the sum of {x} and {y}?", "[add|sum] {x} and {y}[.|]", "how much [are|is] {x} and {y} together?", "please add {x} and {y}.", "add {x} to {y}[.|]"], ["tell me the sum of {x} and {y}."]
+        train, other = ["give me the sum of {x} and {y}.", "I want the sum of {x} and {y}.", "what do {x} and {y} make together?", "what is the sum of {x} and {y}?", "[add|sum] {x} and {y}[.|]", "how much [are|is] {x} and {y} together?", "please add {x} and {y}.", "add {x} to {y}[.|]"], ["tell me the sum of {x} and {y}."]
     else:
         sign = rng.choice([op, op, "x" if op == "*" else op])
-        train = ["what is {x} {s} {y}?", "{x} {s} {y}[=|?| =| = ?|]", "what is {x} {w} {y}?", "how much is {x} {w} {y}?", "how much is {x} {s} {y}?", "[calculate|compute|work out] {x} {s} {y}[.|]",
+        train = ["I want to know what {x} {s} {y} is.", "tell me what {x} {w} {y} is.", "I need the result of {x} {s} {y}.", "give me {x} {s} {y}[.|]", "find {x} {w} {y}[.|]", "what is the result of {x} {s} {y}?", "please tell me the result of {x} {w} {y}.", "do you know what {x} {s} {y} is?", "what is {x} {s} {y}?", "{x} {s} {y}[=|?| =| = ?|]", "what is {x} {w} {y}?", "how much is {x} {w} {y}?", "how much is {x} {s} {y}?", "[calculate|compute|work out] {x} {s} {y}[.|]",
                  "[calculate|compute] {x} {w} {y}[.|]", "what does {x} {s} {y} [equal|make|give]?", "{x} {w} {y}[?|]", "[can|could] you [calculate|compute|tell me] {x} {s} {y}?", "what's {x} {s} {y}?",
                  "solve {x} {s} {y}[.|]", "[tell|give] me {x} {w} {y}."]
         other = ["I need to know what {x} {w} {y} is.", "please give me the result of {x} {s} {y}.", "what do you get for {x} {s} {y}?"]
@@ -222,14 +237,14 @@ def counting(rng, held):
             numbers.reverse()
         text = ", ".join(map(str, numbers))
         if kind == "range":
-            user = ask(rng, held, ["count from {a} to {b}[.|]", "[please|can you|could you] count from {a} [up |]to {b}[.|]", "list the numbers from {a} to {b}[.|]", "write the numbers {a} to {b}[.|]",
+            user = ask(rng, held, ["begin at {a} and go up to {b}.", "I would like you to count from {a} to {b}.", "I need the numbers from {a} to {b}.", "count on from {a} until you reach {b}.", "start with {a} and stop at {b}.", "give me the numbers from {a} to {b}.", "count from {a} to {b}[.|]", "[please|can you|could you] count from {a} [up |]to {b}[.|]", "list the numbers from {a} to {b}[.|]", "write the numbers {a} to {b}[.|]",
                                    "count up from {a} to {b}[.|]", "what are the numbers from {a} to {b}?", "count {a} to {b}[.|]", "say the numbers from {a} to {b}[.|]"],
                        ["start at {a} and count to {b}.", "I want you to count from {a} until {b}."], a=numbers[0], b=numbers[-1])
         elif kind == "down":
-            user = ask(rng, held, ["count down from {a} to {b}[.|]", "count backwards from {a} to {b}[.|]", "[please|can you] count down from {a} to {b}[.|?]", "list the numbers from {a} down to {b}[.|]"],
+            user = ask(rng, held, ["begin at {a} and go down to {b}.", "I want you to count down from {a} to {b}.", "start with {a} and count backwards to {b}.", "give me the numbers from {a} down to {b}.", "count down from {a} to {b}[.|]", "count backwards from {a} to {b}[.|]", "[please|can you] count down from {a} to {b}[.|?]", "list the numbers from {a} down to {b}[.|]"],
                        ["start at {a} and count down to {b}."], a=numbers[0], b=numbers[-1])
         else:
-            user = ask(rng, held, ["count from {a} to {b} by {s}s[.|]", "count by {s}s from {a} to {b}[.|]", "count in steps of {s} from {a} to {b}[.|]", "count from {a} to {b} in steps of {s}[.|]"],
+            user = ask(rng, held, ["starting at {a}, count by {s}s to {b}.", "begin at {a} and go up in {s}s to {b}.", "I want you to count in {s}s from {a} to {b}.", "count from {a} to {b} by {s}s[.|]", "count by {s}s from {a} to {b}[.|]", "count in steps of {s} from {a} to {b}[.|]", "count from {a} to {b} in steps of {s}[.|]"],
                        ["from {a} to {b}, count in {s}s."], a=numbers[0], b=numbers[-1], s=step)
         return Turn(user, text, f"I start at {numbers[0]} and stop at {numbers[-1]}.", {"sequence": [str(n) for n in numbers]})
     if kind == "items":
@@ -237,7 +252,7 @@ def counting(rng, held):
             chosen = rng.sample(W.MIXED_WORDS, rng.randrange(2, 9))
             if held_out(tuple(chosen)) == held:
                 break
-        user = ask(rng, held, ["how many words are [there|in this list|here]: {l}[?|]", "count [the words|these words|the items]: {l}[.|]", "how many [items|words|things] [are in the list|do you see]: {l}[?|]",
+        user = ask(rng, held, ["this is a list: {l}. How many words are there?", "look at this list: {l}. How many words do you see?", "I have these words: {l}. How many are they?", "{l}: how many words are these?", "tell me how many words these are: {l}", "the list is {l}. Count the words.", "how many words are [there|in this list|here]: {l}[?|]", "count [the words|these words|the items]: {l}[.|]", "how many [items|words|things] [are in the list|do you see]: {l}[?|]",
                                "count the number of words: {l}", "how many words does this list have: {l}[?|]"], ["here is a list: {l}. How many words does it have?"], l=", ".join(chosen))
         n = len(chosen)
         reasoning = ", ".join(f"{w} {i + 1}" for i, w in enumerate(chosen)) + "."
@@ -245,38 +260,39 @@ def counting(rng, held):
     if kind == "after":
         n, step = rng.randrange(1, 99), rng.choice([1, -1])
         where = "after" if step == 1 else "before"
-        user = ask(rng, held, ["what [comes|number comes|is the number] {w} {n}?", "which number [comes|is] {w} {n}?", "what is the number [right |just |]{w} {n}?"], ["name the number that comes right {w} {n}."], w=where, n=n)
+        user = ask(rng, held, ["tell me the number {w} {n}.", "say which number comes {w} {n}.", "what [comes|number comes|is the number] {w} {n}?", "which number [comes|is] {w} {n}?", "what is the number [right |just |]{w} {n}?"], ["name the number that comes right {w} {n}."], w=where, n=n)
         return Turn(user, f"{n + step} comes {where} {n}.", f"{n} {'+' if step == 1 else '-'} 1 = {n + step}.", {"all": [str(n + step)]})
-    word = rng.choice(part(SPELLING, held, "spell"))
-    user = ask(rng, held, ["how many letters [are in|has|are there in] [the word |]\"{w}\"?", "count the letters [of|in] [the word |]{w}[.|]", "how many letters does [the word |]{w} have?"], ["tell me the number of letters in {w}."], w=word)
+    word = spelled(rng, held)
+    user = ask(rng, held, ["tell me how many letters {w} has.", "what is the number of letters in {w}?", "give me the number of letters of {w}.", "how many letters [are in|has|are there in] [the word |]\"{w}\"?", "count the letters [of|in] [the word |]{w}[.|]", "how many letters does [the word |]{w} have?"], ["tell me the number of letters in {w}."], w=word)
     return Turn(user, ", ".join(f"{c} {i + 1}" for i, c in enumerate(word)) + f". The word {word} has {len(word)} letters.", f"I spell the word and count the letters.", {"number": len(word)})
 
 
 # ---- spelling ---------------------------------------------------------------------------------------------------------
 
 def spelling(rng, held):
-    word = rng.choice(part(SPELLING, held, "spell"))
+    word = spelled(rng, held)
     shown = word if rng.random() < 0.8 else word.capitalize()
     quoted = rng.choice([shown, shown, f'"{shown}"', f"'{shown}'"])
     letters = "-".join(word)
     kind = rng.choices(["spell", "first", "last", "back", "join", "reverse"], [12, 2, 2, 0, 3, 2])[0]
     if kind == "spell":
-        user = ask(rng, held, ["spell {w}[.|]", "spell the word {w}[.|]", "how do you spell {w}?", "how is {w} spelled?", "how is the word {w} spelled?", "[can|could] you spell {w}[?| for me?]", "please spell {w}[.| for me.]",
+        user = ask(rng, held, ["I want to know how {w} is spelled.", "tell me how to spell {w}.", "can you tell me how {w} is spelled?", "give me the spelling of {w}.", "how do people spell {w}?", "write the letters of {w}.", "I need to write {w}. How do I spell it?", "I have to spell {w}. Please help.", "say the letters of {w}.", "help me spell {w}.", "the word is {w}. Spell it.", "spell {w}[.|]", "spell the word {w}[.|]", "how do you spell {w}?", "how is {w} spelled?", "how is the word {w} spelled?", "[can|could] you spell {w}[?| for me?]", "please spell {w}[.| for me.]",
                                "what are the letters of {w}?", "what is the spelling of {w}?", "write {w} letter by letter[.|]", "how do I spell {w}?", "spell out {w}[.|]", "which letters are in the word {w}?", "{w}: how do you spell it?"],
                    ["I do not know how to spell {w}. Can you help?", "give me the letters of the word {w} one by one.", "I want to write {w}. How is it spelled?"], w=quoted)
         return Turn(user, letters, f"The word is {word}. I write its letters one by one.", {"exact": letters, "word": word})
     if kind in ("first", "last"):
         letter = word[0 if kind == "first" else -1]
-        user = ask(rng, held, ["what is the {k} letter of [the word |]{w}?", "which letter does [the word |]{w} " + ("begin|start" if kind == "first" else "end") .join("[]") + " with?", "{k} letter of {w}?"],
+        user = ask(rng, held, ["tell me the {k} letter of {w}.", "give me the {k} letter of the word {w}.", "say the {k} letter of {w}.", "what is the {k} letter of [the word |]{w}?", "which letter does [the word |]{w} " + ("begin|start" if kind == "first" else "end") .join("[]") + " with?", "{k} letter of {w}?"],
                    ["tell me the {k} letter in {w}."], w=quoted, k=kind)
         return Turn(user, f"The {kind} letter of {word} is {letter}.", f"{word} is spelled {letters}.", {"tail": letter})
     if kind == "join":
-        user = ask(rng, held, ["which word is [spelled |]{l}?", "what word do the letters {l} make?", "what does {l} spell?", "read this word: {l}", "join the letters: {l}"], ["I see the letters {l}. Which word is it?"], l=letters)
+        word = rng.choice(SPELLING)  # letters to word cannot be guessed for a word never written; the wording is held out
+        letters = "-".join(word)
+        user = ask(rng, held, ["I have the letters {l}. What is the word?", "the letters are {l}. Which word do they make?", "tell me which word {l} is.", "put the letters {l} together.", "what word is {l}?", "which word is [spelled |]{l}?", "what word do the letters {l} make?", "what does {l} spell?", "read this word: {l}", "join the letters: {l}"], ["I see the letters {l}. Which word is it?"], l=letters)
         return Turn(user, f"The letters {letters} spell {word}.", f"I join the letters.", {"tail": word})
-    if len(word) > 6:
-        word = rng.choice([w for w in part(SPELLING, held, "spell") if len(w) <= 6])
+    word = spelled(rng, held, 6)
     back = word[::-1]
-    user = ask(rng, held, ["spell {w} backwards[.|]", "[write|spell] the word {w} backwards[.|]", "how do you spell {w} backwards?", "what is {w} [spelled |]backwards?", "reverse the [word|letters of] {w}[.|]"], ["start at the end and spell {w}."], w=word)
+    user = ask(rng, held, ["say {w} backwards letter by letter.", "spell {w} from the end.", "I want {w} spelled backwards.", "turn {w} around.", "spell {w} backwards[.|]", "[write|spell] the word {w} backwards[.|]", "how do you spell {w} backwards?", "what is {w} [spelled |]backwards?", "reverse the [word|letters of] {w}[.|]"], ["start at the end and spell {w}."], w=word)
     return Turn(user, f"{word} is {'-'.join(word)}, backwards {'-'.join(back)}", f"First forwards: {'-'.join(word)}.", {"all": ["-".join(back)]})
 
 
@@ -293,11 +309,11 @@ def sorting(rng, held):
     if kind in ("up", "down"):
         ordered = sorted(numbers, reverse=kind == "down")
         if kind == "up":
-            train = ["sort [these numbers|the numbers]: {l}", "sort {l}[.|]", "put these numbers in order: {l}", "[please |]sort these numbers from [smallest to largest|small to large|low to high|lowest to highest]: {l}", "sort in ascending order: {l}",
+            train = ["I have these numbers: {l}. Sort them.", "these are my numbers: {l}. Put them in order.", "{l}: sort these numbers.", "please put {l} in order.", "look at the numbers {l} and sort them.", "the numbers are {l}. Please sort them from low to high.", "sort [these numbers|the numbers]: {l}", "sort {l}[.|]", "put these numbers in order: {l}", "[please |]sort these numbers from [smallest to largest|small to large|low to high|lowest to highest]: {l}", "sort in ascending order: {l}",
                      "order these numbers: {l}", "[arrange|put] the numbers {l} in ascending order[.|]", "[can|could] you sort {l}?", "put {l} in order[.|]"]
             other = ["I have the numbers {l}. Please sort them.", "here are some numbers: {l}. Put them in order, smallest first."]
         else:
-            train = ["sort [these numbers|the numbers] from [largest to smallest|large to small|high to low|highest to lowest]: {l}", "sort in descending order: {l}", "[arrange|put] the numbers {l} in descending order[.|]",
+            train = ["I have these numbers: {l}. Sort them, largest first.", "these are my numbers: {l}. Put them in descending order.", "order {l} from high to low.", "sort [these numbers|the numbers] from [largest to smallest|large to small|high to low|highest to lowest]: {l}", "sort in descending order: {l}", "[arrange|put] the numbers {l} in descending order[.|]",
                      "sort {l} [in descending order|from largest to smallest|from high to low][.|]", "sort these numbers, largest first: {l}"]
             other = ["here are some numbers: {l}. Put them in order, largest first."]
         return Turn(ask(rng, held, train, other, l=shown), ", ".join(map(str, ordered)), reason, {"sequence": [str(n) for n in ordered]})
@@ -307,7 +323,7 @@ def sorting(rng, held):
             if held_out(tuple(chosen)) == held and (len({w[0] for w in chosen}) == len(chosen) or rng.random() < 0.15):
                 break
         ordered = sorted(chosen)
-        user = ask(rng, held, ["sort [these words|the words] [alphabetically|in alphabetical order|by the alphabet]: {l}", "put these words in alphabetical order: {l}", "alphabetize: {l}", "sort alphabetically: {l}",
+        user = ask(rng, held, ["I have these words: {l}. Sort them.", "these are my words: {l}. Put them in alphabetical order.", "{l}: sort these words.", "look at the words {l} and sort them by the alphabet.", "the words are {l}. Please sort them.", "in which order are these words in the alphabet: {l}?", "sort [these words|the words] [alphabetically|in alphabetical order|by the alphabet]: {l}", "put these words in alphabetical order: {l}", "alphabetize: {l}", "sort alphabetically: {l}",
                                "[please |]sort the words {l}[.|]", "order these words from a to z: {l}", "sort these words: {l}", "[can|could] you sort these words: {l}?"],
                    ["here are some words: {l}. Put them in alphabetical order.", "which order do the words {l} have in a dictionary?"], l=", ".join(chosen))
         return Turn(user, ", ".join(ordered), "The first letters are " + ", ".join(sorted(w[0] for w in chosen)) + ".", {"sequence": ordered})
@@ -316,15 +332,15 @@ def sorting(rng, held):
             letters = rng.sample("abcdefghijklmnopqrstuvwxyz", rng.randrange(3, 7))
             if held_out(tuple(letters)) == held:
                 break
-        user = ask(rng, held, ["sort [these|the] letters: {l}", "put these letters in [alphabetical order|order]: {l}", "sort the letters {l} alphabetically[.|]"], ["here are some letters: {l}. Sort them."], l=", ".join(letters))
+        user = ask(rng, held, ["I have the letters {l}. Sort them.", "these are my letters: {l}. Put them in order.", "sort [these|the] letters: {l}", "put these letters in [alphabetical order|order]: {l}", "sort the letters {l} alphabetically[.|]"], ["here are some letters: {l}. Sort them."], l=", ".join(letters))
         return Turn(user, ", ".join(sorted(letters)), "I go through the alphabet.", {"sequence": sorted(letters)})
     big = rng.random() < 0.5
     best = max(numbers) if big else min(numbers)
     if kind == "pair":
-        user = ask(rng, held, ["which [number |]is " + ("[larger|bigger|greater]" if big else "[smaller|less]") + ", {a} or {b}?", "what is " + ("[larger|bigger|more]" if big else "[smaller|less]") + ": {a} or {b}?"],
+        user = ask(rng, held, ["tell me which is " + ("larger" if big else "smaller") + ", {a} or {b}.", "look at {a} and {b}: which is " + ("larger?" if big else "smaller?"), "I have {a} and {b}. Which one is " + ("larger?" if big else "smaller?"), "of {a} and {b}, which is the " + ("larger" if big else "smaller") + " one?", "compare {a} with {b}. Which is " + ("bigger?" if big else "smaller?"), "which [number |]is " + ("[larger|bigger|greater]" if big else "[smaller|less]") + ", {a} or {b}?", "what is " + ("[larger|bigger|more]" if big else "[smaller|less]") + ": {a} or {b}?"],
                    ["compare {a} and {b}: which one is " + ("larger?" if big else "smaller?")], a=numbers[0], b=numbers[1])
         return Turn(user, f"{best} is {'larger' if big else 'smaller'} than {min(numbers) if big else max(numbers)}.", reason, {"first_number": best})
-    user = ask(rng, held, ["what is the {k} [of these numbers|number]: {l}?", "which [number |]is the {k}: {l}?", "find the {k} number: {l}", "which of these is the {k}: {l}?"], ["look at the numbers {l}. Which one is the {k}?"],
+    user = ask(rng, held, ["tell me the {k} of these numbers: {l}", "I have the numbers {l}. Which is the {k}?", "here are {l}. Find the {k} one.", "what is the {k} [of these numbers|number]: {l}?", "which [number |]is the {k}: {l}?", "find the {k} number: {l}", "which of these is the {k}: {l}?"], ["look at the numbers {l}. Which one is the {k}?"],
                k=rng.choice(["largest", "biggest", "greatest"] if big else ["smallest", "lowest"]), l=shown)
     return Turn(user, f"The {'largest' if big else 'smallest'} number is {best}.", reason, {"number": best})
 
@@ -337,13 +353,13 @@ def translation(rng, held):
     lang, english, foreign = W.LANGUAGES[i - 1], row[0], row[i]
     q = rng.choice(["{w}", "{w}", '"{w}"', "'{w}'"])
     if rng.random() < 0.65:
-        user = ask(rng, held, [f"what is {q} in {{l}}?", f"how do you say {q} in {{l}}?", f"translate {q} [to|into] {{l}}[.|]", f"what is the {{l}} word for {q}?", f"{q} in {{l}}[?|]", f"what does {q} mean in {{l}}?",
+        user = ask(rng, held, [f"I want to say {q} in {{l}}. How do I say it?", f"tell me {q} in {{l}}.", f"give me the {{l}} word for {q}.", f"I want to know the {{l}} word for {q}.", f"do you know {q} in {{l}}?", f"please say {q} in {{l}}.", f"I speak {{l}} a little. How do I say {q}?", f"in {{l}}, what is {q}?", f"I am in a {{l}} class. What is the word for {q}?", f"which {{l}} word means {q}?", f"what is {q} in {{l}}?", f"how do you say {q} in {{l}}?", f"translate {q} [to|into] {{l}}[.|]", f"what is the {{l}} word for {q}?", f"{q} in {{l}}[?|]", f"what does {q} mean in {{l}}?",
                                f"[can|could] you translate {q} [to|into] {{l}}?", f"[say|write] {q} in {{l}}[.|]", f"translate to {{l}}: {{w}}", f"what do you call {q} in {{l}}?", f"please translate the word {q} into {{l}}.",
                                f"how is {q} called in {{l}}?", f"what's {q} in {{l}}?", f"translate from English to {{l}}: {{w}}"],
                    [f"I am learning {{l}}. What is {q}?", f"I need the {{l}} word for {q}.", f"which word does {{l}} use for {q}?"], w=english, l=lang)
         return Turn(user, f'"{english}" is "{foreign}" in {lang}.', f"English {english}, {lang} {foreign}.", {"all": [foreign]})
     same = [r[0] for r in W.TRANSLATIONS if r[i] == foreign]
-    user = ask(rng, held, [f"what does [the {{l}} word |]{q} mean[?| in English?]", f"what is the {{l}} word {q} in English?", f"translate the {{l}} word {q} [to|into] English[.|]", f"how do you say the {{l}} word {q} in English?",
+    user = ask(rng, held, [f"tell me what the {{l}} word {q} means.", f"I want to know what {q} means in {{l}}.", f"I saw the {{l}} word {q}. What is it in English?", f"in {{l}}, what does {q} mean?", f"what is {q} in English? It is {{l}}.", f"what does [the {{l}} word |]{q} mean[?| in English?]", f"what is the {{l}} word {q} in English?", f"translate the {{l}} word {q} [to|into] English[.|]", f"how do you say the {{l}} word {q} in English?",
                            f"translate from {{l}} to English: {{w}}", f"what does {q} mean in {{l}}?"],
                [f"I read the {{l}} word {q}. What does it mean?"], w=foreign, l=lang)
     if lang not in user:
@@ -389,7 +405,7 @@ def stories(rng, held):
     name = rng.choice(part(W.NAMES, held, "name"))
     place, thing = rng.choice(W.STORY_PLACES), rng.choice(W.STORY_OBJECTS)
     says = rng.choices(["none", "animal", "named", "object", "place", "all"], [1, 4, 4, 3, 3, 2])[0]
-    lead = rng.choice(["tell me a [short |little |]story", "[write|make up|tell] a [short |little |nice |]story", "I want [to hear |]a [short |]story", "[can|could] you tell [me |]a [short |]story", "please tell me a [short |]story",
+    lead = rng.choice(["tell me a [short |little |]story", "I would like [to hear |]a [nice |short |]story", "do you know a story", "read me a [short |]story", "give me a [short |]story", "let me hear a story", "tell us a story", "I want you to tell a story", "please write a story", "[write|make up|tell] a [short |little |nice |]story", "I want [to hear |]a [short |]story", "[can|could] you tell [me |]a [short |]story", "please tell me a [short |]story",
                        "a [short |]story, please,"]) if not held or rng.random() < 0.5 else rng.choice(["I would love a story", "read me a bedtime story"])
     keys = [animal]
     if says == "none":
@@ -468,7 +484,7 @@ def memory_item(rng, held):
         v, who = person(rng, held), pick(["sister", "brother", "friend", "mother", "father", "son", "daughter", "neighbor", "teacher", "wife", "husband"])
         return ([f"my {who} is [called|named] {{v}}[.|]", f"my {who}'s name is {{v}}[.|]", f"the name of my {who} is {{v}}[.|]"], ["{v} is a nice name!", "Say hello to {v} from me!"],
                 [f"what is my {who}'s name?", f"what is the name of my {who}?", f"what is my {who} called?"], [f"tell me again how my {who} is called."], f"Your {who} is called {{v}}.", v)
-    v = pick(part(SPELLING, held, "spell"))
+    v = pick(SPELLING)
     return (["remember the word {v}[.|]", "the [secret |pass|]word is {v}[.|]", "please remember this word: {v}[.|]", "my favorite word is {v}[.|]"], ["I will remember the word {v}.", "All right, {v}."],
             ["what is the word?", "which word did I [tell you|say]?", "what was the word?", "do you remember the word?"], ["tell me again which word I said."], "The word is {v}.", v)
 
@@ -486,6 +502,8 @@ def memory(rng, held):
         t = rng.choice([small_talk, facts, arithmetic, translation, spelling, counting])(rng, False)
         before += [{"role": "user", "content": t["user"]}, {"role": "assistant", "content": t["answer"]}]
     final = say(rng, [answer], **f)
+    low = rng.choice(question)
+    question = question + [lead + low for lead in ("I told you before: ", "now tell me, ", "let me see: ", "can you still tell me, ", "do you still know, ", "a question: ")]
     return Turn(ask(rng, held, question, other), final, say(rng, ["The user told me before: {t}", "I remember that the user said: {t}"], t=before[0]["content"] if str(v) in before[0]["content"] else final), {"all": [str(v)]}, before=before)
 
 
@@ -510,7 +528,7 @@ def json_answers(rng, held):
         if rng.random() < 0.3 and len(keys) > 2:
             keys = [all_fields[0]] + rng.sample(rest, len(rest) - 1)
         value = dict(keys)
-        user = ask(rng, held, ["[answer|reply] in JSON with the keys {k}: {s}", "extract {k} as JSON: {s}", "{s} [Give me|Return|Write] a JSON object with {k}.", "turn this into JSON with the keys {k}: {s}", "write {k} as JSON. {s}",
+        user = ask(rng, held, ["here is a text: {s} Give me JSON with the keys {k}.", "look at this: {s} Write JSON with the keys {k}.", "I want JSON with the keys {k} from this: {s}", "the text is: {s} Turn it into a JSON object with {k}.", "[answer|reply] in JSON with the keys {k}: {s}", "extract {k} as JSON: {s}", "{s} [Give me|Return|Write] a JSON object with {k}.", "turn this into JSON with the keys {k}: {s}", "write {k} as JSON. {s}",
                                "make a JSON object with the keys {k} from this text: {s}", "{s} Write this as JSON with the keys {k}.", "convert to JSON ({k}): {s}"],
                    ["read this: {s} Now give me JSON with the keys {k}.", "I need a JSON object (keys {k}) for: {s}"], k=listing(value), s=sentence)
     elif kind == "pairs":
@@ -528,25 +546,25 @@ def json_answers(rng, held):
             elif k == "user":
                 value[k] = person(rng, held)
             else:
-                value[k] = rng.choice(part(SPELLING, held, "spell"))
+                value[k] = rng.choice(SPELLING)
         shown = [f"{k} {rng.choice(['set to', 'equal to', 'as', '='])} {v if not isinstance(v, bool) else str(v).lower()}" for k, v in value.items()]
         short = ", ".join(f"{k}={v if not isinstance(v, bool) else str(v).lower()}" for k, v in value.items())
-        user = ask(rng, held, ["make a JSON object with {l}[.|]", "write JSON with {l}[.|]", "[give|show] me a JSON object with {l}[.|]", "convert to JSON: {s}", "turn this into JSON: {s}", "write as JSON: {s}", "create a JSON object: {s}",
+        user = ask(rng, held, ["I want a JSON object with {l}.", "give this as JSON: {s}", "please make JSON from this: {s}", "put this into JSON: {s}", "make a JSON object with {l}[.|]", "write JSON with {l}[.|]", "[give|show] me a JSON object with {l}[.|]", "convert to JSON: {s}", "turn this into JSON: {s}", "write as JSON: {s}", "create a JSON object: {s}",
                                "[please |]return a JSON object with {l}[.|]", "answer in JSON: {s}"], ["I need a JSON object that has {l}.", "format this as JSON for me: {s}"], l=listing(shown), s=short)
     elif kind == "numbers":
         x = rng.randrange(0, 60)
         value = list(range(x, x + rng.randrange(3, 9)))
-        user = ask(rng, held, ["[give|write|show] me a JSON array [of|with] the numbers from {a} to {b}[.|]", "write the numbers {a} to {b} as a JSON [array|list][.|]", "JSON array of the numbers {a} to {b}[.|]", "list the numbers from {a} to {b} in JSON[.|]"],
+        user = ask(rng, held, ["I want a JSON array with the numbers {a} to {b}.", "make a JSON array that counts from {a} to {b}.", "[give|write|show] me a JSON array [of|with] the numbers from {a} to {b}[.|]", "write the numbers {a} to {b} as a JSON [array|list][.|]", "JSON array of the numbers {a} to {b}[.|]", "list the numbers from {a} to {b} in JSON[.|]"],
                    ["I need the numbers from {a} to {b} as a JSON array."], a=value[0], b=value[-1])
     elif kind == "words":
         value = rng.sample(part(W.MIXED_WORDS, held, "json", 4), rng.randrange(2, 6))
-        user = ask(rng, held, ["[give|write|show] me a JSON array [of|with] the words {l}[.|]", "turn this list into a JSON array: {l}", "write {l} as a JSON [array|list][.|]", "convert to a JSON array: {l}", "[format|write] this list as JSON: {l}"],
+        user = ask(rng, held, ["I want a JSON array of the words {l}.", "put these words into a JSON array: {l}", "make JSON from this list: {l}", "[give|write|show] me a JSON array [of|with] the words {l}[.|]", "turn this list into a JSON array: {l}", "write {l} as a JSON [array|list][.|]", "convert to a JSON array: {l}", "[format|write] this list as JSON: {l}"],
                    ["I need these words as a JSON array: {l}"], l=", ".join(value))
     elif kind == "colors":
         n = rng.randrange(2, 6)
         what, pool = rng.choice([("colors", W.COLORS), ("fruits", W.FRUITS), ("animals", W.STORY_ANIMALS), ("days of the week", W.DAYS), ("months", W.MONTHS)])
         value = pool[:n] if what in ("days of the week", "months") else rng.sample(pool, n)
-        user = ask(rng, held, ["[give|write|show] me a JSON array [of|with] {n} {w}[.|]", "list {n} {w} as JSON[.|]", "name {n} {w} in a JSON array[.|]"], ["I need {n} {w} as a JSON array."], n=NUMBER(n), w=what)
+        user = ask(rng, held, ["I want a JSON array of {n} {w}.", "make a JSON array with {n} {w}.", "[give|write|show] me a JSON array [of|with] {n} {w}[.|]", "list {n} {w} as JSON[.|]", "name {n} {w} in a JSON array[.|]"], ["I need {n} {w} as a JSON array."], n=NUMBER(n), w=what)
         return Turn(user, dump(value), "The answer must be JSON only.", {"json_strings": n})
     else:
         what = rng.choice(["capital", "sum", "opposite", "symbol"])
@@ -566,7 +584,7 @@ def json_answers(rng, held):
         if rng.random() < 0.5:
             value = {"answer": value[key]}
             key = "answer"
-        instruction = ask(rng, held, ["answer in JSON with the key {k}.", "reply as a JSON object with the key {k}.", "use JSON with the key {k}.", "give the answer as JSON with the key \"{k}\"."], ["write only JSON, and use the key {k}."], k=key)
+        instruction = ask(rng, held, ["I want JSON with the key {k}.", "please answer only in JSON, the key is {k}.", "only JSON, with the key {k}.", "answer in JSON with the key {k}.", "reply as a JSON object with the key {k}.", "use JSON with the key {k}.", "give the answer as JSON with the key \"{k}\"."], ["write only JSON, and use the key {k}."], k=key)
         if rng.random() < 0.4:
             system, user = instruction, q
         else:
@@ -587,11 +605,11 @@ def thinking(rng, held):
         t = rng.choice([t for t in W.THINGS if t not in W.PLURALS]) + "s"
         first, second = rng.choice(["gets", "buys", "finds"]), rng.choice(["gives away", "loses", "sells"])
         if rng.random() < 0.5 or y >= x:
-            user = ask(rng, held, ["{n} has {x} {t}. {n} {f} {y} more and then {s} {z}. How many {t} does {n} have [now|left|in the end]?", "{n} has {x} {t}, {f} {y} more and {s} {z}. How many {t} [are left|remain]?"],
+            user = ask(rng, held, ["at first {n} has {x} {t}, later {n} {f} {y} and {s} {z}. How many are there at the end?", "{n} starts with {x} {t}. {n} {f} {y} more, then {s} {z}. What is left?", "{n} has {x} {t}. {n} {f} {y} more and then {s} {z}. How many {t} does {n} have [now|left|in the end]?", "{n} has {x} {t}, {f} {y} more and {s} {z}. How many {t} [are left|remain]?"],
                        ["first {n} has {x} {t}. Then {n} {f} {y} and {s} {z}. What is the number of {t} now?"], n=name, x=x, y=y, z=z, t=t, f=first, s=second)
             r, reason = x + y - z, f"{steps(x, '+', y, x + y)} {steps(x + y, '-', z, x + y - z)}"
         else:
-            user = ask(rng, held, ["{n} has {x} {t}. {n} {s} {y} and then {f} {z} more. How many {t} does {n} have [now|in the end]?", "{n} has {x} {t}, {s} {y} and {f} {z} more. How many {t} are there now?"],
+            user = ask(rng, held, ["at first {n} has {x} {t}, later {n} {s} {y} and {f} {z}. How many are there at the end?", "{n} starts with {x} {t}. {n} {s} {y}, then {f} {z} more. What is the result?", "{n} has {x} {t}. {n} {s} {y} and then {f} {z} more. How many {t} does {n} have [now|in the end]?", "{n} has {x} {t}, {s} {y} and {f} {z} more. How many {t} are there now?"],
                        ["first {n} has {x} {t}. Then {n} {s} {y} and {f} {z}. What is the number of {t} now?"], n=name, x=x, y=y, z=z, t=t, f=first, s=second)
             r, reason = x - y + z, f"{steps(x, '-', y, x - y)} {steps(x - y, '+', z, x - y + z)}"
         return Turn(user, f"{name} has {r} {t}.", reason, {"number": r}, thinking=True)
@@ -602,27 +620,26 @@ def thinking(rng, held):
             r = x + y + z if op == "+" else x + y - z
             if held_out((x, y, op, z)) == held and 0 <= r <= 130:
                 break
-        user = ask(rng, held, ["what is {x} + {y} {o} {z}?", "[calculate|compute] {x} + {y} {o} {z}[.|]", "{x} + {y} {o} {z} = ?", "how much is {x} + {y} {o} {z}?"], ["please work out {x} + {y} {o} {z} for me."], x=x, y=y, z=z, o=op)
+        user = ask(rng, held, ["tell me the result of {x} + {y} {o} {z}.", "I want to know what {x} + {y} {o} {z} is.", "find {x} + {y} {o} {z}.", "what is {x} + {y} {o} {z}?", "[calculate|compute] {x} + {y} {o} {z}[.|]", "{x} + {y} {o} {z} = ?", "how much is {x} + {y} {o} {z}?"], ["please work out {x} + {y} {o} {z} for me."], x=x, y=y, z=z, o=op)
         return Turn(user, f"{x} + {y} {op} {z} = {r}", f"{steps(x, '+', y, x + y)} {steps(x + y, op, z, r)}", {"number": r}, thinking=True)
     if kind == "day":
         i, n, sign = rng.randrange(7), rng.randrange(2, 9), rng.choice([1, 1, -1])
         path = [W.DAYS[(i + sign * k) % 7] for k in range(1, n + 1)]
         word = "after" if sign == 1 else "before"
-        user = ask(rng, held, ["what day is {k} days {w} {d}?", "which day is {k} days {w} {d}?", "if today is {d}, what day " + ("will it be in {k} days?" if sign == 1 else "was it {k} days ago?"), "today is {d}. What day " + ("is it in {k} days?" if sign == 1 else "was it {k} days ago?")],
+        user = ask(rng, held, ["start at {d}: which day is {k} days " + ("later?" if sign == 1 else "earlier?"), "tell me which day is {k} days {w} {d}.", "it is {d}. Go {k} days " + ("ahead. Which day is that?" if sign == 1 else "into the past. Which day is that?"), "count {k} days " + ("on" if sign == 1 else "back") + " from {d}. Which day do you reach?", "what day is {k} days {w} {d}?", "which day is {k} days {w} {d}?", "if today is {d}, what day " + ("will it be in {k} days?" if sign == 1 else "was it {k} days ago?"), "today is {d}. What day " + ("is it in {k} days?" if sign == 1 else "was it {k} days ago?")],
                    ["take {d} and go {k} days " + ("forward." if sign == 1 else "back.") + " Which day is it?"], k=rng.choice([n, NUMBER(n)]), w=word, d=W.DAYS[i])
         return Turn(user, f"It is {path[-1]}.", f"{n} days {word} {W.DAYS[i]}: " + ", ".join(f"{k + 1} {d}" for k, d in enumerate(path)) + ".", {"all": [path[-1]]}, thinking=True)
     if kind == "parity":
         n = rng.choice([k for k in range(100) if held_out(("parity", k)) == held])
         p = "even" if n % 2 == 0 else "odd"
-        user = ask(rng, held, ["is {n} [even or odd|odd or even]?", "is {n} an even or an odd number?", "is the number {n} even or odd?"], ["tell me if {n} is even or odd."], n=n)
+        user = ask(rng, held, ["I want to know if {n} is even or odd.", "say if the number {n} is odd or even.", "{n}: even or odd?", "is {n} [even or odd|odd or even]?", "is {n} an even or an odd number?", "is the number {n} even or odd?"], ["tell me if {n} is even or odd."], n=n)
         return Turn(user, f"{n} is {p}.", f"The last digit of {n} is {n % 10}, which is {p}.", {"all": [p]}, thinking=True)
     if kind == "longer":
-        pool = [w for w in part(SPELLING, held, "spell") if len(w) <= 8]
-        x, y = rng.sample(pool, 2)
+        x, y = spelled(rng, held, 8), spelled(rng, held, 8)
         while len(x) == len(y):
-            x, y = rng.sample(pool, 2)
+            x, y = spelled(rng, held, 8), spelled(rng, held, 8)
         best = max(x, y, key=len)
-        user = ask(rng, held, ["which word is longer, {x} or {y}?", "what is the longer word: {x} or {y}?", "which word has more letters, {x} or {y}?"], ["compare the words {x} and {y}: which one is longer?"], x=x, y=y)
+        user = ask(rng, held, ["tell me which word is longer: {x} or {y}.", "look at {x} and {y}: which is the longer word?", "I have the words {x} and {y}. Which one is longer?", "which word is longer, {x} or {y}?", "what is the longer word: {x} or {y}?", "which word has more letters, {x} or {y}?"], ["compare the words {x} and {y}: which one is longer?"], x=x, y=y)
         count = lambda w: ", ".join(f"{c} {i + 1}" for i, c in enumerate(w))
         return Turn(user, f"The longer word is {best}.", f"{x}: {count(x)}. {y}: {count(y)}. So {best} is longer.", {"tail": best}, thinking=True)
     if kind in ("age", "older"):
@@ -633,28 +650,28 @@ def thinking(rng, held):
                 break
         y = x + sign * d
         if kind == "age":
-            user = ask(rng, held, ["{n} is {x} years old. {m} is {d} years {w}. How old is {m}?", "{m} is {d} years {w} than {n}, who is {x}. How old is {m}?", "{n} is {x}. {m} is {d} years {w} than {n}. What is the age of {m}?"],
+            user = ask(rng, held, ["{n} is {x} now, and {m} is {d} years {w}. Tell me the age of {m}.", "how old is {m}, who is {d} years {w} than {n}, if {n} is {x}?", "{n} is {x} years old. {m} is {d} years {w}. How old is {m}?", "{m} is {d} years {w} than {n}, who is {x}. How old is {m}?", "{n} is {x}. {m} is {d} years {w} than {n}. What is the age of {m}?"],
                        ["if {n} is {x} and {m} is {d} years {w}, how old is {m}?"], n=name, m=other, x=x, d=d, w="older" if sign == 1 else "younger")
             return Turn(user, f"{other} is {y} years old.", f"{other} is {'older' if sign == 1 else 'younger'}. {steps(x, '+' if sign == 1 else '-', d, y)}", {"number": y}, thinking=True)
         best = name if x > y else other
-        user = ask(rng, held, ["{n} is {x} years old and {m} is {y} years old. Who is older?", "{n} is {x} and {m} is {y}. Who is older?", "who is older: {n} ({x}) or {m} ({y})?"], ["{m} is {y} years old, {n} is {x}. Which of them is older?"], n=name, m=other, x=x, y=y)
+        user = ask(rng, held, ["{n} is {x}, {m} is {y}. Tell me who is older.", "{n}'s age is {x}, {m}'s age is {y}. Which one is older?", "of {n} ({x}) and {m} ({y}), who is older?", "{n} is {x} years old and {m} is {y} years old. Who is older?", "{n} is {x} and {m} is {y}. Who is older?", "who is older: {n} ({x}) or {m} ({y})?"], ["{m} is {y} years old, {n} is {x}. Which of them is older?"], n=name, m=other, x=x, y=y)
         return Turn(user, f"{best} is older.", f"{max(x, y)} is more than {min(x, y)}, and {best} is {max(x, y)}.", {"all": [best + " is"]}, thinking=True)
     if kind == "reverse":
-        word = rng.choice([w for w in part(SPELLING, held, "spell") if len(w) <= 6])
-        user = ask(rng, held, ["reverse the word {w}[.|]", "write {w} backwards[.|]", "what is {w} [written |]backwards?"], ["turn the word {w} around."], w=word)
+        word = spelled(rng, held, 6)
+        user = ask(rng, held, ["I want the word {w} backwards.", "make the word {w} go backwards.", "the word is {w}. Reverse it.", "reverse the word {w}[.|]", "write {w} backwards[.|]", "what is {w} [written |]backwards?"], ["turn the word {w} around."], w=word)
         return Turn(user, f"{'-'.join(word[::-1])}", f"Forwards: {'-'.join(word)}. Backwards: {'-'.join(word[::-1])}.", {"exact": "-".join(word[::-1]), "word": word[::-1]}, thinking=True)
     n = rng.choice([k for k in range(2, 50) if held_out(("double", k)) == held])
     if rng.random() < 0.5:
-        user = ask(rng, held, ["what is [twice|double] {n}?", "double the number {n}[.|]", "how much is two times {n}?"], ["take {n} twice. How much is it?"], n=n)
+        user = ask(rng, held, ["tell me what twice {n} is.", "I want to know the double of {n}.", "take two times {n}. What do you get?", "what is [twice|double] {n}?", "double the number {n}[.|]", "how much is two times {n}?"], ["take {n} twice. How much is it?"], n=n)
         return Turn(user, f"Twice {n} is {2 * n}.", steps(n, "+", n, 2 * n), {"number": 2 * n}, thinking=True)
-    user = ask(rng, held, ["what is half of {n}?", "how much is half of {n}?", "what is the half of {n}?"], ["cut {n} in two halves. How much is one half?"], n=2 * n)
+    user = ask(rng, held, ["tell me what half of {n} is.", "I want to know the half of {n}.", "divide {n} by two. What do you get?", "what is half of {n}?", "how much is half of {n}?", "what is the half of {n}?"], ["cut {n} in two halves. How much is one half?"], n=2 * n)
     return Turn(user, f"Half of {2 * n} is {n}.", steps(n, "+", n, 2 * n) + f" So half of {2 * n} is {n}.", {"number": n}, thinking=True)
 
 
 # ---- two more, trained but not in the suite -----------------------------------------------------------------------------
 
 def echo(rng, held):
-    pool = part(SPELLING, held, "spell")
+    pool = SPELLING
     text = " ".join(rng.choice(pool) for _ in range(rng.randrange(1, 9)))
     if rng.random() < 0.3:
         text = str(rng.randrange(10 ** rng.randrange(1, 7)))
@@ -688,9 +705,10 @@ def noisy(rng, text, kind):
     if r < 0.10:
         return text.rstrip(".?!")
     if r < 0.13:
-        return rng.choice(["Please: ", "Hello! ", "Hi, ", "Hi! ", "Hey lily, ", "Lily, ", "OK. ", "Now: ", "Next: "]) + text
-    if r < 0.15:
-        return text + rng.choice([" Thanks!", " Thank you.", " Please."])
+        return rng.choice(["Please: ", "Hello! ", "Hi, ", "Hi! ", "Hey lily, ", "Lily, ", "OK. ", "Now: ", "Next: ", "I have a task for you. ", "Can you help me? ", "I need your help. ", "Here is my question. ", "One more thing. ", "Let us try this. ",
+                           "Please help me with this: ", "Another question. ", "Good morning! ", "Good. "]) + text
+    if r < 0.17:
+        return text + rng.choice([" Thanks!", " Thank you.", " Please.", " Can you help?", " Please help me.", " Do you know?", " I need it now.", " It is important."])
     return text
 
 

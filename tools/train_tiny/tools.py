@@ -29,8 +29,25 @@ def prop(rng, description, kind="string", **more):
     return p
 
 
+VERBS = "get fetch look_up find ask do run show my the use call read check new make open query".split()
+
+
 def name_of(rng, held, train, other):
-    return rng.choice(other if held and rng.random() < 0.4 else train)
+    """The tool's name: from a list, or in training often made up, so that it must be copied from the tool's description."""
+    if held:
+        return rng.choice(other if rng.random() < 0.4 else train)
+    if rng.random() < 0.6:
+        return rng.choice(train)
+    from conversations import SPELLING
+    stem = rng.choice(train).split("_")[-1].lower()
+    while True:
+        w = rng.choice(SPELLING)
+        name = rng.choice([f"{rng.choice(VERBS)}_{stem}", f"{stem}_{w}", f"{w}_{stem}", f"{w}_{rng.choice(SPELLING)}", f"{rng.choice(VERBS)}{w.capitalize()}", f"{rng.choice(VERBS)}_{w}", w, f"{stem}{rng.randrange(1, 9)}", f"{rng.choice(VERBS)}_{w}_{stem}"])
+        if name not in HELD_NAMES:
+            return name
+
+
+HELD_NAMES = {"weather_now", "query_weather", "calculate_expression", "solve_math", "find_events", "show_calendar", "book_event", "make_event", "show_file", "fetch_file"}
 
 
 class Request(dict):
@@ -63,7 +80,7 @@ def weather(rng, held):
         if unit and rng.random() < 0.35:
             args[unit_key] = rng.choice(["celsius", "fahrenheit"])
             tail = " in " + args[unit_key].capitalize()
-        user = ask(rng, held, ["what is the weather [like |]in {c}{t}[?| today?| now?| right now?]", "how is the weather in {c}{t}[?| today?]", "what's the weather [like |]in {c}{t}[?| today?]", "[tell me|give me|show me|check|get] the weather [in|for] {c}{t}[.|, please.|]",
+        user = ask(rng, held, ["find out the weather in {c}{t}.", "what kind of weather [is there|do they have] in {c}{t}?", "I wonder how the weather is in {c}{t}.", "please look up the weather for {c}{t}.", "let me know the weather in {c}{t}.", "how are the skies over {c}{t}?", "which weather has {c} today{t}?", "say what the weather in {c} is{t}.", "does {c} have good weather{t}?", "what is the weather [like |]in {c}{t}[?| today?| now?| right now?]", "how is the weather in {c}{t}[?| today?]", "what's the weather [like |]in {c}{t}[?| today?]", "[tell me|give me|show me|check|get] the weather [in|for] {c}{t}[.|, please.|]",
                                "[is it|will it be] [cold|warm|hot|sunny] in {c}[?| today?]" if not tail else "what is the temperature in {c}{t}?", "weather in {c}{t}[?|]", "what is the temperature in {c}{t}[?| now?]", "[can|could] you [check|tell me|look up] the weather [in|for] {c}{t}?",
                                "does it rain in {c}[?| today?]" if not tail else "how warm is it in {c}{t}?", "I want to know the weather in {c}{t}[.|]", "I am going to {c}. What is the weather there{t}?"],
                    ["please find out how the weather is in {c}{t}.", "what sort of weather does {c} have now{t}?"], c=city, t=tail)
@@ -99,7 +116,7 @@ def calculator(rng, held):
                 break
         r = {"+": x + y, "-": x - y, "*": x * y, "/": x // y if op == "/" else 0}[op]
         word = {"+": "plus", "-": "minus", "*": "times", "/": "divided by"}[op]
-        user = ask(rng, held, ["what is {x} {o} {y}?", "what is {x} {w} {y}?", "[calculate|compute|evaluate|work out] {x} {o} {y}[.|]", "how much is {x} {w} {y}?", "how much is {x} {o} {y}?", "[can|could] you [calculate|compute] {x} {w} {y}?", "{x} {o} {y}[?| = ?]",
+        user = ask(rng, held, ["I want to know what {x} {w} {y} is.", "find out what {x} {o} {y} is.", "please work out {x} {w} {y}.", "tell me how much {x} {o} {y} is.", "let me know the result of {x} {w} {y}.", "give me the result of {x} {o} {y}.", "what is {x} {o} {y}?", "what is {x} {w} {y}?", "[calculate|compute|evaluate|work out] {x} {o} {y}[.|]", "how much is {x} {w} {y}?", "how much is {x} {o} {y}?", "[can|could] you [calculate|compute] {x} {w} {y}?", "{x} {o} {y}[?| = ?]",
                                "[please |]use the calculator [for|to compute] {x} {o} {y}[.|]", "I need the result of {x} {o} {y}[.|]", "what does {x} {w} {y} make?"],
                    ["please find out how much {x} {w} {y} is.", "I would like to know {x} {o} {y}."], x=x, y=y, o=op, w=word)
         args = {x_key: x, y_key: y, op_key: {"+": "add", "-": "subtract", "*": "multiply", "/": "divide"}[op]} if two else {key: f"{x} {op} {y}"}
@@ -138,7 +155,7 @@ def calendar(rng, held):
 
     def request(rng):
         d = date(rng, held)
-        user = ask(rng, held, ["what [do I have|is|is on my calendar|is in my calendar] {d}?", "what events do I have {d}?", "[show|list|check|tell me] my [events|appointments|calendar] [for |]{d}[.|]", "do I have [anything|any events|an appointment|something] {d}?", "what are my [plans|appointments|events] {d}?",
+        user = ask(rng, held, ["find out what I have {d}.", "please look at my calendar {d}.", "let me know what is planned {d}.", "tell me what my calendar has {d}.", "I want to know my events {d}.", "what does my day look like {d}?", "what does my calendar show {d}?", "what [do I have|is|is on my calendar|is in my calendar] {d}?", "what events do I have {d}?", "[show|list|check|tell me] my [events|appointments|calendar] [for |]{d}[.|]", "do I have [anything|any events|an appointment|something] {d}?", "what are my [plans|appointments|events] {d}?",
                                "am I [free|busy] {d}?", "what is my schedule {d}?", "[can|could] you [check|look at] my calendar [for |]{d}?", "is there anything in my calendar {d}?"],
                    ["please find out what my calendar says {d}.", "how does my calendar look {d}?"], d=when(d)).replace("for on ", "for ").replace("What is on ", "What is planned on ")
         n = rng.choice([0, 1, 1, 2, 2, 3])
@@ -159,7 +176,7 @@ def add_event(rng, held):
 
     def request(rng):
         e, d, h = title(rng, held), date(rng, held), clock(rng)
-        user = ask(rng, held, ["[add|put] {q} [to|into] my calendar {d} at {h}[.|]", "[create|schedule|add|make] an event [called|named] {q} {d} at {h}[.|]", "[schedule|plan] {q} {d} at {h}[.|]", "[please |]add an event: {q}, {d} at {h}[.|]", "[can|could] you add {q} to my calendar {d} at {h}?",
+        user = ask(rng, held, ["please write {q} into my calendar {d} at {h}.", "I want {q} in my calendar, {d} at {h}.", "{q} is {d} at {h}. Note it in my calendar.", "note down {q}, {d} at {h}.", "plan {q} for me {d} at {h}.", "make a note of {q} {d} at {h}.", "remember {q} in the calendar, {d} at {h}.", "[add|put] {q} [to|into] my calendar {d} at {h}[.|]", "[create|schedule|add|make] an event [called|named] {q} {d} at {h}[.|]", "[schedule|plan] {q} {d} at {h}[.|]", "[please |]add an event: {q}, {d} at {h}[.|]", "[can|could] you add {q} to my calendar {d} at {h}?",
                                "I have {q} {d} at {h}. [Please add it.|Add it to my calendar.|Put it in my calendar.]"],
                    ["please note {q} in my calendar, {d} at {h}."], q=rng.choice([e, e, f'"{e}"', f"'{e}'"]), d=when(d), h=h)
         result = rng.choice(["ok", json.dumps({"status": "ok"}), json.dumps({"success": True}), "Event created", json.dumps({"id": rng.randrange(1, 999), "status": "created"}), "done"])
@@ -169,7 +186,7 @@ def add_event(rng, held):
 
 def file_name(rng, held):
     from conversations import SPELLING
-    word = lambda: rng.choice(part(SPELLING, held, "spell"))
+    word = lambda: rng.choice(SPELLING)
     stem = rng.choice([word(), word(), f"{word()}_{word()}", f"{word()}-{word()}", f"{word()}{rng.randrange(1, 30)}"])
     folder = rng.choice(["", "", "", f"{word()}/", f"/home/{word()}/", f"/tmp/", f"docs/", f"src/", f"./", "/etc/"])
     return folder + stem + "." + rng.choice(["txt", "txt", "md", "json", "py", "csv", "log", "cfg", "html", "yaml", "toml", "c"])
@@ -183,11 +200,11 @@ def read_file(rng, held):
 
     def request(rng):
         f = file_name(rng, held)
-        user = ask(rng, held, ["what [does|is in] [the file |]{f} [say|contain|]?", "read [the file |]{f}[.|, please.| for me.|]", "[open|show|show me|print] [the file |]{f}[.|]", "what is [written |]in [the file |]{f}?", "what are the contents of [the file |]{f}?", "[can|could] you [read|open] [the file |]{f}[?| for me?]",
+        user = ask(rng, held, ["find out what {f} says.", "please look into {f}.", "have a look at {f}[.|, please.]", "take a look at {f} for me.", "let me know what is in {f}.", "let me see {f}.", "what text is in {f}?", "please find what {f} contains.", "what stands in {f}?", "I need the text of {f}.", "I wonder what is written in {f}.", "what [does|is in] [the file |]{f} [say|contain|]?", "read [the file |]{f}[.|, please.| for me.|]", "[open|show|show me|print] [the file |]{f}[.|]", "what is [written |]in [the file |]{f}?", "what are the contents of [the file |]{f}?", "[can|could] you [read|open] [the file |]{f}[?| for me?]",
                                "[please |]read {f} and tell me what it says[.|]", "tell me what [the file |]{f} [says|contains][.|]", "I want to see [the file |]{f}[.|]"],
                    ["please find out what is written in {f}.", "have a look into {f} for me."], f=rng.choice([f, f, f'"{f}"', f"'{f}'", f"`{f}`"])).replace("What does the file", "What does the file")
         user = user.replace(" ?", "?")
-        text = " ".join(rng.choice(part(SPELLING, held, "spell")) for _ in range(rng.randrange(2, 9)))
+        text = " ".join(rng.choice(SPELLING) for _ in range(rng.randrange(2, 9)))
         if rng.random() < 0.5:
             text = rng.choice(["Buy {x} and {y}.", "The password is {x}.", "Meet {n} at {h}.", "{n} lives in {c}.", "Remember the {x}.", "Total: {k}", "version = {k}", "Call {n} about the {x}.", "name: {n}", "Dear {n}, see you in {c}."]) \
                 .replace("{x}", rng.choice(W.FRUITS + W.THINGS)).replace("{y}", rng.choice(W.FOODS)).replace("{n}", rng.choice(part(W.NAMES, held, "name"))).replace("{c}", rng.choice(part(W.CITIES, held, "city"))).replace("{h}", clock(rng)).replace("{k}", str(rng.randrange(1000)))
@@ -221,7 +238,7 @@ def make_time(rng, held):
 
 def make_search(rng, held):
     from conversations import SPELLING
-    q = " ".join(rng.choice(part(SPELLING, held, "spell")) for _ in range(rng.randrange(1, 4)))
+    q = " ".join(rng.choice(SPELLING) for _ in range(rng.randrange(1, 4)))
     r = rng.randrange(2, 90)
     return q, ["search [the web |]for {v}[.|]", "look up {v} [online|on the web|on the internet][.|]", "find [pages|information|something] about {v}[.|]", "[can|could] you search for {v}?"], "please do a search for {v}.", json.dumps({"results": r}), f"I found {r} results for {q}.", [str(r)]
 
@@ -233,7 +250,7 @@ def make_timer(rng, held):
 
 def make_song(rng, held):
     from conversations import SPELLING
-    s = " ".join(rng.choice(part(SPELLING, held, "spell")).capitalize() for _ in range(rng.randrange(1, 4)))
+    s = " ".join(rng.choice(SPELLING).capitalize() for _ in range(rng.randrange(1, 4)))
     return s, ["play [the song |]{v}[.|]", "[can|could] you play {v}?", "I want to hear {v}[.|]"], "please put on the song {v}.", rng.choice(["ok", "playing", json.dumps({"status": "playing"})]), f"Now playing {s}.", [s]
 
 
@@ -262,7 +279,7 @@ def send_message(rng, held):
 
     def request(rng):
         n = rng.choice(part(W.NAMES, held, "name"))
-        text = rng.choice(["I will be late", "see you tomorrow", "happy birthday", "the meeting is at " + clock(rng), "please call me", "dinner is ready", "I am in " + city_of(rng, held), "do not forget the " + rng.choice(W.THINGS), " ".join(rng.choice(part(SPELLING, held, "spell")) for _ in range(3))])
+        text = rng.choice(["I will be late", "see you tomorrow", "happy birthday", "the meeting is at " + clock(rng), "please call me", "dinner is ready", "I am in " + city_of(rng, held), "do not forget the " + rng.choice(W.THINGS), " ".join(rng.choice(SPELLING) for _ in range(3))])
         user = ask(rng, held, ["send [a message to |]{n}: {t}", "send {n} the message \"{t}\"[.|]", "[tell|write|text] {n}: {t}", "[please |]send \"{t}\" to {n}[.|]"], ["let {n} have this message: {t}"], n=n, t=text)
         return Request(say=user, phrase=None, args={t_key: n, b_key: text}, result=rng.choice(["sent", "ok", json.dumps({"status": "sent"})]), answer=f"I have sent the message to {n}.", keys=[n], why=f"a message to {n}")
     return Family(tool, request)
@@ -351,7 +368,7 @@ def conversation(rng, held, shape=None):
         while f is g and r["args"] == s["args"]:
             s = g.request(rng)
         if r["phrase"] and s["phrase"] and rng.random() < 0.6:
-            user = ask(rng, held, ["[tell me|show me|give me|get|check|look up] {p} and {q}[.|, please.|]", "what is {p} and {q}?", "I need {p} and {q}[.|]", "I want to know {p} and {q}[.|]", "[can|could] you [check|get|tell me] {p} and [also |]{q}?"], ["please find out two things: {p} and {q}."], p=r["phrase"], q=s["phrase"])
+            user = ask(rng, held, ["find out {p} and {q}.", "two things, please: {p} and {q}.", "please find {p} and also {q}.", "let me know {p} and {q}.", "I need two things: {p} and {q}.", "both {p} and {q}, please.", "[tell me|show me|give me|get|check|look up] {p} and {q}[.|, please.|]", "what is {p} and {q}?", "I need {p} and {q}[.|]", "I want to know {p} and {q}[.|]", "[can|could] you [check|get|tell me] {p} and [also |]{q}?"], ["please find out two things: {p} and {q}."], p=r["phrase"], q=s["phrase"])
             if r["phrase"].startswith("the weather in ") and s["phrase"].startswith("the weather in ") and rng.random() < 0.7:
                 user = user.replace(" and the weather in ", " and in ").replace(" and also the weather in ", " and also in ")
         else:
