@@ -33,6 +33,26 @@ class Turn(dict):
         super().__init__(user=user, answer=answer, reasoning=reasoning, check=check, **more)
 
 
+def made_up(rng):
+    """A name that is in no list, so that copying is learnt and not the list."""
+    return "".join(rng.choice("bcdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randrange(2, 4))).capitalize() + rng.choice(["", "n", "s", "r", "l"])
+
+
+def person(rng, held):
+    return made_up(rng) if rng.random() < (0.1 if held else 0.3) else rng.choice(part(W.NAMES, held, "name"))
+
+
+def town(rng, held):
+    if not held and rng.random() < 0.25:
+        return rng.choice(["", "", "New ", "San ", "Port ", "Saint "]) + made_up(rng)
+    return rng.choice(part(W.CITIES, held, "city"))
+
+
+def any_word(rng):
+    """A word to copy, common or not; what is held out is the combination."""
+    return rng.choice(SPELLING if rng.random() < 0.6 else TAIL)
+
+
 def small_talk(rng, held):
     train, other, answers, keys = rng.choice(INTENTS)
     user = say(rng, other if held else train)
@@ -205,7 +225,7 @@ def arithmetic(rng, held):
 
 
 def word_problem(rng, held, x, op, y, result):
-    name = rng.choice(part(W.NAMES, held, "name"))
+    name = person(rng, held)
     thing = rng.choice([t for t in W.THINGS if t not in W.PLURALS])
     things = thing + "s"
     if op == "+":
@@ -244,7 +264,7 @@ def counting(rng, held):
             user = ask(rng, held, ["begin at {a} and go down to {b}.", "I want you to count down from {a} to {b}.", "start with {a} and count backwards to {b}.", "give me the numbers from {a} down to {b}.", "count down from {a} to {b}[.|]", "count backwards from {a} to {b}[.|]", "[please|can you] count down from {a} to {b}[.|?]", "list the numbers from {a} down to {b}[.|]"],
                        ["start at {a} and count down to {b}."], a=numbers[0], b=numbers[-1])
         else:
-            user = ask(rng, held, ["starting at {a}, count by {s}s to {b}.", "begin at {a} and go up in {s}s to {b}.", "I want you to count in {s}s from {a} to {b}.", "count from {a} to {b} by {s}s[.|]", "count by {s}s from {a} to {b}[.|]", "count in steps of {s} from {a} to {b}[.|]", "count from {a} to {b} in steps of {s}[.|]"],
+            user = ask(rng, held, ["starting at {a}, count by {s}s to {b}.", "begin at {a} and go up in {s}s to {b}.", "I want you to count in {s}s from {a} to {b}.", "between {a} and {b}, count by {s}s.", "go from {a} to {b} in steps of {s}.", "from {a} up to {b}, please count by {s}s.", "list the numbers from {a} to {b} in steps of {s}.", "can you count in {s}s, from {a} to {b}?", "by {s}s, count from {a} to {b}.", "please count in {s}s: from {a} to {b}.", "count from {a} to {b} by {s}s[.|]", "count by {s}s from {a} to {b}[.|]", "count in steps of {s} from {a} to {b}[.|]", "count from {a} to {b} in steps of {s}[.|]"],
                        ["from {a} to {b}, count in {s}s."], a=numbers[0], b=numbers[-1], s=step)
         return Turn(user, text, f"I start at {numbers[0]} and stop at {numbers[-1]}.", {"sequence": [str(n) for n in numbers]})
     if kind == "items":
@@ -263,7 +283,7 @@ def counting(rng, held):
         user = ask(rng, held, ["tell me the number {w} {n}.", "say which number comes {w} {n}.", "what [comes|number comes|is the number] {w} {n}?", "which number [comes|is] {w} {n}?", "what is the number [right |just |]{w} {n}?"], ["name the number that comes right {w} {n}."], w=where, n=n)
         return Turn(user, f"{n + step} comes {where} {n}.", f"{n} {'+' if step == 1 else '-'} 1 = {n + step}.", {"all": [str(n + step)]})
     word = spelled(rng, held)
-    user = ask(rng, held, ["tell me how many letters {w} has.", "what is the number of letters in {w}?", "give me the number of letters of {w}.", "how many letters [are in|has|are there in] [the word |]\"{w}\"?", "count the letters [of|in] [the word |]{w}[.|]", "how many letters does [the word |]{w} have?"], ["tell me the number of letters in {w}."], w=word)
+    user = ask(rng, held, ["tell me how many letters {w} has.", "what is the number of letters in {w}?", "give me the number of letters of {w}.", "the word is {w}. How many letters does it have?", "I want to know how many letters are in {w}.", "how long is the word {w}?", "{w}: how many letters?", "how many letters [are in|has|are there in] [the word |]\"{w}\"?", "count the letters [of|in] [the word |]{w}[.|]", "how many letters does [the word |]{w} have?"], ["tell me the number of letters in {w}."], w=word)
     return Turn(user, ", ".join(f"{c} {i + 1}" for i, c in enumerate(word)) + f". The word {word} has {len(word)} letters.", f"I spell the word and count the letters.", {"number": len(word)})
 
 
@@ -276,13 +296,13 @@ def spelling(rng, held):
     letters = "-".join(word)
     kind = rng.choices(["spell", "first", "last", "back", "join", "reverse"], [12, 2, 2, 0, 3, 2])[0]
     if kind == "spell":
-        user = ask(rng, held, ["I want to know how {w} is spelled.", "tell me how to spell {w}.", "can you tell me how {w} is spelled?", "give me the spelling of {w}.", "how do people spell {w}?", "write the letters of {w}.", "I need to write {w}. How do I spell it?", "I have to spell {w}. Please help.", "say the letters of {w}.", "help me spell {w}.", "the word is {w}. Spell it.", "spell {w}[.|]", "spell the word {w}[.|]", "how do you spell {w}?", "how is {w} spelled?", "how is the word {w} spelled?", "[can|could] you spell {w}[?| for me?]", "please spell {w}[.| for me.]",
+        user = ask(rng, held, ["I want to know how {w} is spelled.", "tell me how to spell {w}.", "can you tell me how {w} is spelled?", "give me the spelling of {w}.", "how do people spell {w}?", "write the letters of {w}.", "I need to write {w}. How do I spell it?", "I have to spell {w}. Please help.", "say the letters of {w}.", "help me spell {w}.", "the word is {w}. Spell it.", "my teacher asked me to spell {w}. How does it go?", "I am not sure how to spell {w}.", "I forgot how to spell {w}.", "my [sister|friend|son|brother] cannot spell {w}. Can you?", "what letters do I need for {w}?", "show me {w} letter by letter.", "how would you spell {w}?", "write down the letters of the word {w} for me.", "one by one, the letters of {w}, please.", "I want to learn to spell {w}.", "can I have the spelling of {w}?", "I wonder how one spells {w}.", "there is a word, {w}. Spell it for me.", "do you know how to spell {w}?", "is it hard to spell {w}? Show me.", "which letters does {w} have?", "spell {w}[.|]", "spell the word {w}[.|]", "how do you spell {w}?", "how is {w} spelled?", "how is the word {w} spelled?", "[can|could] you spell {w}[?| for me?]", "please spell {w}[.| for me.]",
                                "what are the letters of {w}?", "what is the spelling of {w}?", "write {w} letter by letter[.|]", "how do I spell {w}?", "spell out {w}[.|]", "which letters are in the word {w}?", "{w}: how do you spell it?"],
                    ["I do not know how to spell {w}. Can you help?", "give me the letters of the word {w} one by one.", "I want to write {w}. How is it spelled?"], w=quoted)
         return Turn(user, letters, f"The word is {word}. I write its letters one by one.", {"exact": letters, "word": word})
     if kind in ("first", "last"):
         letter = word[0 if kind == "first" else -1]
-        user = ask(rng, held, ["tell me the {k} letter of {w}.", "give me the {k} letter of the word {w}.", "say the {k} letter of {w}.", "what is the {k} letter of [the word |]{w}?", "which letter does [the word |]{w} " + ("begin|start" if kind == "first" else "end") .join("[]") + " with?", "{k} letter of {w}?"],
+        user = ask(rng, held, ["tell me the {k} letter of {w}.", "give me the {k} letter of the word {w}.", "say the {k} letter of {w}.", "I want to know the {k} letter of {w}.", "find the {k} letter of the word {w}.", "which one is the {k} letter of {w}?", "in the word {w}, what is the {k} letter?", "look at {w}: what is its {k} letter?", "what is the {k} letter of [the word |]{w}?", "which letter does [the word |]{w} " + ("begin|start" if kind == "first" else "end") .join("[]") + " with?", "{k} letter of {w}?"],
                    ["tell me the {k} letter in {w}."], w=quoted, k=kind)
         return Turn(user, f"The {kind} letter of {word} is {letter}.", f"{word} is spelled {letters}.", {"tail": letter})
     if kind == "join":
@@ -402,10 +422,10 @@ def story_text(rng, animal, name, place, thing):
 
 def stories(rng, held):
     animal = rng.choice(W.STORY_ANIMALS + W.STORY_PEOPLE)
-    name = rng.choice(part(W.NAMES, held, "name"))
+    name = person(rng, held)
     place, thing = rng.choice(W.STORY_PLACES), rng.choice(W.STORY_OBJECTS)
-    says = rng.choices(["none", "animal", "named", "object", "place", "all"], [1, 4, 4, 3, 3, 2])[0]
-    lead = rng.choice(["tell me a [short |little |]story", "I would like [to hear |]a [nice |short |]story", "do you know a story", "read me a [short |]story", "give me a [short |]story", "let me hear a story", "tell us a story", "I want you to tell a story", "please write a story", "[write|make up|tell] a [short |little |nice |]story", "I want [to hear |]a [short |]story", "[can|could] you tell [me |]a [short |]story", "please tell me a [short |]story",
+    says = rng.choices(["none", "animal", "named", "object", "place", "all"], [1, 3, 5, 3, 3, 5])[0]
+    lead = rng.choice(["tell me a [short |little |]story", "I would like [to hear |]a [nice |short |]story", "do you know a story", "read me a [short |]story", "give me a [short |]story", "let me hear a story", "tell us a story", "I would like you to tell a story", "I like stories. Tell me one", "my child wants a story", "we want to hear a story", "think of a story", "it is bedtime. Tell me a story", "I need a story", "I want you to tell a story", "please write a story", "[write|make up|tell] a [short |little |nice |]story", "I want [to hear |]a [short |]story", "[can|could] you tell [me |]a [short |]story", "please tell me a [short |]story",
                        "a [short |]story, please,"]) if not held or rng.random() < 0.5 else rng.choice(["I would love a story", "read me a bedtime story"])
     keys = [animal]
     if says == "none":
@@ -428,15 +448,6 @@ def stories(rng, held):
 
 # ---- memory -----------------------------------------------------------------------------------------------------------
 
-def made_up(rng):
-    """A name that is in no list, so that copying is learnt and not the list."""
-    return "".join(rng.choice("bcdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randrange(2, 4))).capitalize() + rng.choice(["", "n", "s", "r", "l"])
-
-
-def person(rng, held):
-    return made_up(rng) if rng.random() < 0.2 else rng.choice(part(W.NAMES, held, "name"))
-
-
 def memory_item(rng, held):
     kind = rng.choice(["name", "name", "color", "pet", "petname", "city", "age", "job", "food", "hobby", "number", "sister", "word"])
     pick = lambda items: rng.choice(items)
@@ -457,7 +468,7 @@ def memory_item(rng, held):
         return ([f"my {p} is [called|named] {{v}}[.|]", f"I have a {p} [named|called] {{v}}[.|]", f"the name of my {p} is {{v}}[.|]"], ["{v} is a nice name!", f"Say hello to {{v}} from me!"],
                 [f"what is the name of my {p}?", f"what is my {p} called?", f"what is my {p}'s name?", f"do you remember my {p}'s name?"], [f"tell me again how my {p} is called."], f"Your {p} is called {{v}}.", v)
     if kind == "city":
-        v = pick(part(W.CITIES, held, "city"))
+        v = town(rng, held)
         return (["I live in {v}[.|]", "I am from {v}[.|]", "I come from {v}[.|]", "my home is [in |]{v}[.|]"], ["{v} is a nice place!", "I have read about {v}."],
                 ["where do I live?", "[where|which city] am I from?", "in which city do I live?", "do you remember where I live?"], ["tell me again where I live."], "You live in {v}.", v)
     if kind == "age":
@@ -517,7 +528,7 @@ def json_answers(rng, held):
     kind = rng.choices(["extract", "pairs", "numbers", "words", "colors", "question"], [6, 5, 3, 3, 1, 3])[0]
     system = None
     if kind == "extract":
-        all_fields = [("name", person(rng, held)), ("age", rng.randrange(5, 90)), ("city", rng.choice(part(W.CITIES, held, "city"))), ("job", rng.choice(W.JOBS)), ("color", rng.choice(W.COLORS)), ("hobby", rng.choice(W.HOBBIES)),
+        all_fields = [("name", person(rng, held)), ("age", rng.randrange(5, 90)), ("city", town(rng, held)), ("job", rng.choice(W.JOBS)), ("color", rng.choice(W.COLORS)), ("hobby", rng.choice(W.HOBBIES)),
                       ("food", rng.choice(W.FOODS)), ("pet", rng.choice(W.PETS))]
         rest = rng.sample(all_fields[1:], rng.randrange(1, 4))
         text = {"age": "is {v} years old", "city": "lives in {v}", "job": "works as {av}", "color": "likes the color {v}", "hobby": "enjoys {v}", "food": "likes to eat {v}", "pet": "has a {v}"}
@@ -540,7 +551,7 @@ def json_answers(rng, held):
             elif k in ("temperature", "price", "count", "size", "level", "id", "year", "weight", "height", "score"):
                 value[k] = rng.randrange(1, 2100 if k == "year" else 100)
             elif k == "city":
-                value[k] = rng.choice(part(W.CITIES, held, "city"))
+                value[k] = town(rng, held)
             elif k == "color":
                 value[k] = rng.choice(W.COLORS)
             elif k == "user":
@@ -557,7 +568,7 @@ def json_answers(rng, held):
         user = ask(rng, held, ["I want a JSON array with the numbers {a} to {b}.", "make a JSON array that counts from {a} to {b}.", "[give|write|show] me a JSON array [of|with] the numbers from {a} to {b}[.|]", "write the numbers {a} to {b} as a JSON [array|list][.|]", "JSON array of the numbers {a} to {b}[.|]", "list the numbers from {a} to {b} in JSON[.|]"],
                    ["I need the numbers from {a} to {b} as a JSON array."], a=value[0], b=value[-1])
     elif kind == "words":
-        value = rng.sample(part(W.MIXED_WORDS, held, "json", 4), rng.randrange(2, 6))
+        value = list(dict.fromkeys(rng.choice(W.MIXED_WORDS) if rng.random() < 0.6 else any_word(rng) for _ in range(rng.randrange(2, 6))))
         user = ask(rng, held, ["I want a JSON array of the words {l}.", "put these words into a JSON array: {l}", "make JSON from this list: {l}", "[give|write|show] me a JSON array [of|with] the words {l}[.|]", "turn this list into a JSON array: {l}", "write {l} as a JSON [array|list][.|]", "convert to a JSON array: {l}", "[format|write] this list as JSON: {l}"],
                    ["I need these words as a JSON array: {l}"], l=", ".join(value))
     elif kind == "colors":
@@ -596,7 +607,9 @@ def json_answers(rng, held):
 
 def thinking(rng, held):
     kind = rng.choices(["two", "chain", "day", "parity", "longer", "age", "older", "reverse", "double"], [5, 4, 3, 2, 2, 3, 2, 2, 2])[0]
-    name, other = rng.sample(part(W.NAMES, held, "name"), 2)
+    name, other = person(rng, held), person(rng, held)
+    while other == name:
+        other = person(rng, held)
     if kind == "two":
         while True:
             x, y, z = rng.randrange(5, 50), rng.randrange(2, 40), rng.randrange(2, 40)
@@ -605,11 +618,11 @@ def thinking(rng, held):
         t = rng.choice([t for t in W.THINGS if t not in W.PLURALS]) + "s"
         first, second = rng.choice(["gets", "buys", "finds"]), rng.choice(["gives away", "loses", "sells"])
         if rng.random() < 0.5 or y >= x:
-            user = ask(rng, held, ["at first {n} has {x} {t}, later {n} {f} {y} and {s} {z}. How many are there at the end?", "{n} starts with {x} {t}. {n} {f} {y} more, then {s} {z}. What is left?", "{n} has {x} {t}. {n} {f} {y} more and then {s} {z}. How many {t} does {n} have [now|left|in the end]?", "{n} has {x} {t}, {f} {y} more and {s} {z}. How many {t} [are left|remain]?"],
+            user = ask(rng, held, ["at first {n} has {x} {t}, later {n} {f} {y} and {s} {z}. How many are there at the end?", "{n} starts with {x} {t}. {n} {f} {y} more, then {s} {z}. What is left?", "to begin with, {n} has {x} {t}. After that {n} {f} {y} and {s} {z}. How many {t} are there now?", "{n} had {x} {t}. Then {n} {f} {y} more. Then {n} {s} {z}. Tell me how many {t} are left.", "{n} has {x} {t}. {n} {f} {y} more and then {s} {z}. How many {t} does {n} have [now|left|in the end]?", "{n} has {x} {t}, {f} {y} more and {s} {z}. How many {t} [are left|remain]?"],
                        ["first {n} has {x} {t}. Then {n} {f} {y} and {s} {z}. What is the number of {t} now?"], n=name, x=x, y=y, z=z, t=t, f=first, s=second)
             r, reason = x + y - z, f"{steps(x, '+', y, x + y)} {steps(x + y, '-', z, x + y - z)}"
         else:
-            user = ask(rng, held, ["at first {n} has {x} {t}, later {n} {s} {y} and {f} {z}. How many are there at the end?", "{n} starts with {x} {t}. {n} {s} {y}, then {f} {z} more. What is the result?", "{n} has {x} {t}. {n} {s} {y} and then {f} {z} more. How many {t} does {n} have [now|in the end]?", "{n} has {x} {t}, {s} {y} and {f} {z} more. How many {t} are there now?"],
+            user = ask(rng, held, ["at first {n} has {x} {t}, later {n} {s} {y} and {f} {z}. How many are there at the end?", "{n} starts with {x} {t}. {n} {s} {y}, then {f} {z} more. What is the result?", "to begin with, {n} has {x} {t}. After that {n} {s} {y} and {f} {z}. How many {t} are there now?", "{n} had {x} {t}. Then {n} {s} {y}. Then {n} {f} {z} more. Tell me how many {t} are left.", "{n} has {x} {t}. {n} {s} {y} and then {f} {z} more. How many {t} does {n} have [now|in the end]?", "{n} has {x} {t}, {s} {y} and {f} {z} more. How many {t} are there now?"],
                        ["first {n} has {x} {t}. Then {n} {s} {y} and {f} {z}. What is the number of {t} now?"], n=name, x=x, y=y, z=z, t=t, f=first, s=second)
             r, reason = x - y + z, f"{steps(x, '-', y, x - y)} {steps(x - y, '+', z, x - y + z)}"
         return Turn(user, f"{name} has {r} {t}.", reason, {"number": r}, thinking=True)
@@ -626,7 +639,7 @@ def thinking(rng, held):
         i, n, sign = rng.randrange(7), rng.randrange(2, 9), rng.choice([1, 1, -1])
         path = [W.DAYS[(i + sign * k) % 7] for k in range(1, n + 1)]
         word = "after" if sign == 1 else "before"
-        user = ask(rng, held, ["start at {d}: which day is {k} days " + ("later?" if sign == 1 else "earlier?"), "tell me which day is {k} days {w} {d}.", "it is {d}. Go {k} days " + ("ahead. Which day is that?" if sign == 1 else "into the past. Which day is that?"), "count {k} days " + ("on" if sign == 1 else "back") + " from {d}. Which day do you reach?", "what day is {k} days {w} {d}?", "which day is {k} days {w} {d}?", "if today is {d}, what day " + ("will it be in {k} days?" if sign == 1 else "was it {k} days ago?"), "today is {d}. What day " + ("is it in {k} days?" if sign == 1 else "was it {k} days ago?")],
+        user = ask(rng, held, ["start at {d}: which day is {k} days " + ("later?" if sign == 1 else "earlier?"), "tell me which day is {k} days {w} {d}.", "it is {d}. Go {k} days " + ("ahead. Which day is that?" if sign == 1 else "into the past. Which day is that?"), "count {k} days " + ("on" if sign == 1 else "back") + " from {d}. Which day do you reach?", "{k} days {w} {d}: which day is that?", "move {k} days " + ("on" if sign == 1 else "back") + " from {d}. Which day is it?", "I start on {d} and go {k} days " + ("forward" if sign == 1 else "back") + ". What day is it?", "on {d}, think {k} days " + ("ahead." if sign == 1 else "back.") + " Which day do you get?", "what day is {k} days {w} {d}?", "which day is {k} days {w} {d}?", "if today is {d}, what day " + ("will it be in {k} days?" if sign == 1 else "was it {k} days ago?"), "today is {d}. What day " + ("is it in {k} days?" if sign == 1 else "was it {k} days ago?")],
                    ["take {d} and go {k} days " + ("forward." if sign == 1 else "back.") + " Which day is it?"], k=rng.choice([n, NUMBER(n)]), w=word, d=W.DAYS[i])
         return Turn(user, f"It is {path[-1]}.", f"{n} days {word} {W.DAYS[i]}: " + ", ".join(f"{k + 1} {d}" for k, d in enumerate(path)) + ".", {"all": [path[-1]]}, thinking=True)
     if kind == "parity":
@@ -654,7 +667,7 @@ def thinking(rng, held):
                        ["if {n} is {x} and {m} is {d} years {w}, how old is {m}?"], n=name, m=other, x=x, d=d, w="older" if sign == 1 else "younger")
             return Turn(user, f"{other} is {y} years old.", f"{other} is {'older' if sign == 1 else 'younger'}. {steps(x, '+' if sign == 1 else '-', d, y)}", {"number": y}, thinking=True)
         best = name if x > y else other
-        user = ask(rng, held, ["{n} is {x}, {m} is {y}. Tell me who is older.", "{n}'s age is {x}, {m}'s age is {y}. Which one is older?", "of {n} ({x}) and {m} ({y}), who is older?", "{n} is {x} years old and {m} is {y} years old. Who is older?", "{n} is {x} and {m} is {y}. Who is older?", "who is older: {n} ({x}) or {m} ({y})?"], ["{m} is {y} years old, {n} is {x}. Which of them is older?"], n=name, m=other, x=x, y=y)
+        user = ask(rng, held, ["{n} is {x}, {m} is {y}. Tell me who is older.", "{n}'s age is {x}, {m}'s age is {y}. Which one is older?", "of {n} ({x}) and {m} ({y}), who is older?", "here are two people: {n}, {x} years old, and {m}, {y} years old. Who is the older one?", "{n} is {x} years old. {m} is {y}. Which one of the two is older?", "tell me who is older: {n} is {x} and {m} is {y}.", "{n} is {x} years old and {m} is {y} years old. Who is older?", "{n} is {x} and {m} is {y}. Who is older?", "who is older: {n} ({x}) or {m} ({y})?"], ["{m} is {y} years old, {n} is {x}. Which of them is older?"], n=name, m=other, x=x, y=y)
         return Turn(user, f"{best} is older.", f"{max(x, y)} is more than {min(x, y)}, and {best} is {max(x, y)}.", {"all": [best + " is"]}, thinking=True)
     if kind == "reverse":
         word = spelled(rng, held, 6)
@@ -671,8 +684,7 @@ def thinking(rng, held):
 # ---- two more, trained but not in the suite -----------------------------------------------------------------------------
 
 def echo(rng, held):
-    pool = SPELLING
-    text = " ".join(rng.choice(pool) for _ in range(rng.randrange(1, 9)))
+    text = " ".join(any_word(rng) for _ in range(rng.randrange(1, 9)))
     if rng.random() < 0.3:
         text = str(rng.randrange(10 ** rng.randrange(1, 7)))
     user = ask(rng, held, ["repeat[ after me|]: {t}", "say: {t}", "please say \"{t}\"", "[echo|write]: {t}", "repeat this: {t}"], ["say after me: {t}"], t=text)

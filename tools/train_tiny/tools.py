@@ -74,7 +74,7 @@ def weather(rng, held):
     tool = schema(rng, name, rng.choice(["Get the current weather", "Get the current weather in a given location", "Returns the weather of a city", "Look up the weather for a place", "Current weather for a city", "Weather service"]), properties, [key])
 
     def request(rng):
-        city = rng.choice(part(W.CITIES, held, "city"))
+        city = city_of(rng, held)
         args = {key: city}
         tail = ""
         if unit and rng.random() < 0.35:
@@ -129,7 +129,10 @@ TITLES = ["Dentist", "Lunch with {n}", "Meeting with {n}", "Yoga", "Team meeting
 
 
 def title(rng, held):
-    return rng.choice(TITLES).replace("{n}", rng.choice(part(W.NAMES, held, "name"))).replace("{c}", rng.choice(part(W.CITIES, held, "city")))
+    if not held and rng.random() < 0.2:
+        from conversations import any_word
+        return " ".join(any_word(rng) for _ in range(rng.randrange(1, 4))).capitalize()
+    return rng.choice(TITLES).replace("{n}", name_in(rng, held)).replace("{c}", city_of(rng, held))
 
 
 def date(rng, held):
@@ -185,15 +188,15 @@ def add_event(rng, held):
 
 
 def file_name(rng, held):
-    from conversations import SPELLING
-    word = lambda: rng.choice(SPELLING)
+    from conversations import any_word
+    word = lambda: any_word(rng)
     stem = rng.choice([word(), word(), f"{word()}_{word()}", f"{word()}-{word()}", f"{word()}{rng.randrange(1, 30)}"])
     folder = rng.choice(["", "", "", f"{word()}/", f"/home/{word()}/", f"/tmp/", f"docs/", f"src/", f"./", "/etc/"])
     return folder + stem + "." + rng.choice(["txt", "txt", "md", "json", "py", "csv", "log", "cfg", "html", "yaml", "toml", "c"])
 
 
 def read_file(rng, held):
-    from conversations import SPELLING
+    from conversations import any_word
     name = name_of(rng, held, ["read_file", "open_file", "file_read", "get_file", "get_file_contents", "read", "cat_file", "load_file", "readFile", "view_file"], ["show_file", "fetch_file"])
     key = rng.choice(["path", "path", "filename", "file", "file_path", "file_name"])
     tool = schema(rng, name, rng.choice(["Read a file", "Returns the contents of a file", "Read a text file from disk", "Open a file and return its text", "Get the contents of a file"]), {key: prop(rng, rng.choice(["The path of the file", "Path to the file", "Which file to read", "Name of the file"]))}, [key])
@@ -204,10 +207,10 @@ def read_file(rng, held):
                                "[please |]read {f} and tell me what it says[.|]", "tell me what [the file |]{f} [says|contains][.|]", "I want to see [the file |]{f}[.|]"],
                    ["please find out what is written in {f}.", "have a look into {f} for me."], f=rng.choice([f, f, f'"{f}"', f"'{f}'", f"`{f}`"])).replace("What does the file", "What does the file")
         user = user.replace(" ?", "?")
-        text = " ".join(rng.choice(SPELLING) for _ in range(rng.randrange(2, 9)))
+        text = " ".join(any_word(rng) for _ in range(rng.randrange(2, 9)))
         if rng.random() < 0.5:
             text = rng.choice(["Buy {x} and {y}.", "The password is {x}.", "Meet {n} at {h}.", "{n} lives in {c}.", "Remember the {x}.", "Total: {k}", "version = {k}", "Call {n} about the {x}.", "name: {n}", "Dear {n}, see you in {c}."]) \
-                .replace("{x}", rng.choice(W.FRUITS + W.THINGS)).replace("{y}", rng.choice(W.FOODS)).replace("{n}", rng.choice(part(W.NAMES, held, "name"))).replace("{c}", rng.choice(part(W.CITIES, held, "city"))).replace("{h}", clock(rng)).replace("{k}", str(rng.randrange(1000)))
+                .replace("{x}", rng.choice(W.FRUITS + W.THINGS)).replace("{y}", rng.choice(W.FOODS)).replace("{n}", name_in(rng, held)).replace("{c}", city_of(rng, held)).replace("{h}", clock(rng)).replace("{k}", str(rng.randrange(1000)))
         result = text if rng.random() < 0.75 else json.dumps({"content": text})
         return Request(say=user, phrase=f"the file {f}", args={key: f}, result=result, answer=f"The file {f} says: {text}", keys=[text], why=f"the file {f}")
     return Family(tool, request)
@@ -228,7 +231,13 @@ def simple(names, others, key_names, descriptions, make):
 
 
 def city_of(rng, held):
-    return rng.choice(part(W.CITIES, held, "city"))
+    from conversations import town
+    return town(rng, held)
+
+
+def name_in(rng, held):
+    from conversations import person
+    return person(rng, held)
 
 
 def make_time(rng, held):
@@ -278,7 +287,7 @@ def send_message(rng, held):
     tool = schema(rng, name, rng.choice(["Send a message", "Sends an email", "Send a message to a person"]), {t_key: prop(rng, "Who gets it"), b_key: prop(rng, "The text")}, [t_key, b_key])
 
     def request(rng):
-        n = rng.choice(part(W.NAMES, held, "name"))
+        n = name_in(rng, held)
         text = rng.choice(["I will be late", "see you tomorrow", "happy birthday", "the meeting is at " + clock(rng), "please call me", "dinner is ready", "I am in " + city_of(rng, held), "do not forget the " + rng.choice(W.THINGS), " ".join(rng.choice(SPELLING) for _ in range(3))])
         user = ask(rng, held, ["send [a message to |]{n}: {t}", "send {n} the message \"{t}\"[.|]", "[tell|write|text] {n}: {t}", "[please |]send \"{t}\" to {n}[.|]"], ["let {n} have this message: {t}"], n=n, t=text)
         return Request(say=user, phrase=None, args={t_key: n, b_key: text}, result=rng.choice(["sent", "ok", json.dumps({"status": "sent"})]), answer=f"I have sent the message to {n}.", keys=[n], why=f"a message to {n}")
