@@ -28,6 +28,30 @@ def right_calls(want, got):
     return not rest
 
 
+def typed(value, schema):
+    """A parameter's text as the JSON value its schema wants."""
+    if schema.get("type") in ("number", "integer", "boolean", "array", "object"):
+        try:
+            return json.loads(value)
+        except ValueError:
+            pass
+    return value
+
+
+def read_calls(text, tools):
+    """The calls written in a model's text: (text without them, calls, malformed)."""
+    schemas = {t["function"]["name"]: t["function"]["parameters"]["properties"] for t in tools or []}
+    calls, malformed = [], text.count("<tool_call>") != text.count("</tool_call>")
+    for block in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, re.S):
+        m = re.fullmatch(r"\s*<function=([^>\n]+)>\n(.*?)</function>\s*", block, re.S)
+        if not m or m[1] not in schemas:
+            malformed = True
+            continue
+        found = re.findall(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>\n", m[2], re.S)
+        calls.append({"name": m[1], "arguments": {k: typed(v, schemas[m[1]].get(k, {})) for k, v in found}})
+    return re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.S).strip(), calls, malformed
+
+
 def judge(case, answer):
     """None if right, else a short reason. answer: content, reasoning, calls [{name, arguments}], finished, malformed."""
     check, text = case["check"], answer["content"].strip()

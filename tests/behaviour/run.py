@@ -21,7 +21,7 @@ def request(url, body, key):
         return json.load(reply)
 
 
-def answer(base, model, key, case):
+def answer(base, model, key, case, as_text=False):
     body = {"model": model, "messages": case["messages"], "temperature": 0, "max_tokens": case["max_tokens"],
             "chat_template_kwargs": {"enable_thinking": case["thinking"]}}
     if case["tools"]:
@@ -34,8 +34,11 @@ def answer(base, model, key, case):
             calls.append({"name": call["function"]["name"], "arguments": json.loads(call["function"]["arguments"])})
         except (ValueError, KeyError):
             malformed = True
-    return {"content": message.get("content") or "", "reasoning": message.get("reasoning_content") or "", "calls": calls,
-            "malformed": malformed or "<tool_call>" in (message.get("content") or ""), "finished": choice["finish_reason"] in ("stop", "tool_calls")}
+    content = message.get("content") or ""
+    if as_text and not calls:  # a server that does not separate tool calls yet
+        content, calls, malformed = checks.read_calls(content, case["tools"])
+    return {"content": content, "reasoning": message.get("reasoning_content") or "", "calls": calls,
+            "malformed": malformed or "<tool_call>" in content, "finished": choice["finish_reason"] in ("stop", "tool_calls")}
 
 
 def main():
@@ -46,11 +49,12 @@ def main():
     args.add_argument("--api-key", default="")
     args.add_argument("--kind", help="only this kind")
     args.add_argument("--parallel", type=int, default=4)
+    args.add_argument("--calls-as-text", action="store_true", help="read tool calls from the content, for a server that leaves them there")
     args.add_argument("--show", action="store_true", help="print every wrong answer")
     args = args.parse_args()
     cases = [c for c in json.load(open(args.suite)) if args.kind in (None, c["kind"])]
     with concurrent.futures.ThreadPoolExecutor(args.parallel) as pool:
-        answers = list(pool.map(lambda c: answer(args.base.rstrip("/"), args.model, args.api_key, c), cases))
+        answers = list(pool.map(lambda c: answer(args.base.rstrip("/"), args.model, args.api_key, c, args.calls_as_text), cases))
     results = [(c, checks.judge(c, a)) for c, a in zip(cases, answers)]
     for (case, reason), a in zip(results, answers):
         if reason and args.show:

@@ -9,7 +9,7 @@ import os
 import random
 
 import words as W
-from phrases import a, ask, bucket, held_out, listing, part, say
+from phrases import a, ask, held_out, listing, part, reword, say
 from smalltalk import INTENTS
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -78,77 +78,77 @@ def fact(rng, held):
     if kind in ("capital", "of", "continent"):
         country, capital, continent = rng.choice(W.COUNTRIES)
         if kind == "capital":
-            return (ask(rng, held, ["I want to know the capital of {c}.", "please tell me the capital of {c}.", "I am looking for the capital of {c}.", "say the capital of {c}.", "which city is {c}'s capital?", "what is the capital [city|] of {c}?", "[name|tell me|give me] the capital of {c}.", "which city is the capital of {c}?", "capital of {c}?", "what city is the capital of {c}?",
+            return (reword(rng, held, ["I want to know the capital of {c}.", "please tell me the capital of {c}.", "I am looking for the capital of {c}.", "say the capital of {c}.", "which city is {c}'s capital?", "what is the capital [city|] of {c}?", "[name|tell me|give me] the capital of {c}.", "which city is the capital of {c}?", "capital of {c}?", "what city is the capital of {c}?",
                                     "do you know the capital of {c}?", "what is {c}'s capital?", "[can|could] you tell me the capital of {c}?", "the capital of {c} is [what|which city]?"],
                         ["please say what the capital city of {c} is.", "I would like to know the capital of {c}."], c=country),
                     f"The capital of {country} is {capital}.", capital)
         if kind == "of":
-            return (ask(rng, held, ["name the country whose capital is {c}.", "I want to know which country has {c} as its capital.", "{c} is the capital of which country?", "of which country is {c} the capital?", "which country has the capital {c}?", "what country is {c} the capital of?"],
+            return (reword(rng, held, ["name the country whose capital is {c}.", "I want to know which country has {c} as its capital.", "{c} is the capital of which country?", "of which country is {c} the capital?", "which country has the capital {c}?", "what country is {c} the capital of?"],
                         ["tell me which country's capital is {c}."], c=capital),
                     f"{capital} is the capital of {country}.", country)
-        return (ask(rng, held, ["tell me on which continent {c} is.", "I want to know which continent {c} is on.", "on which continent is {c}?", "which continent is {c} [on|in]?", "where is {c}?", "in which part of the world is {c}?", "what continent is {c} in?"],
+        return (reword(rng, held, ["tell me on which continent {c} is.", "I want to know which continent {c} is on.", "on which continent is {c}?", "which continent is {c} [on|in]?", "where is {c}?", "in which part of the world is {c}?", "what continent is {c} in?"],
                     ["please tell me the continent of {c}."], c=country),
                 f"{country[0].upper() + country[1:]} is in {continent}.", continent)
     if kind in ("element", "symbol", "number"):
         name, symbol, number = rng.choice(W.ELEMENTS)
         if kind == "symbol":
-            return (ask(rng, held, ["tell me the symbol of {e}.", "give me the chemical symbol for {e}.", "I want to know the symbol of {e}.", "what is the [chemical|] symbol [of|for] {e}?", "which symbol does {e} have?", "what is the symbol of the element {e}?"], ["I need the chemical symbol of {e}."], e=name),
+            return (reword(rng, held, ["tell me the symbol of {e}.", "give me the chemical symbol for {e}.", "I want to know the symbol of {e}.", "what is the [chemical|] symbol [of|for] {e}?", "which symbol does {e} have?", "what is the symbol of the element {e}?"], ["I need the chemical symbol of {e}."], e=name),
                     f"The symbol of {name} is {symbol}.", symbol)
         if kind == "number":
-            return (ask(rng, held, ["tell me the atomic number of {e}.", "I want to know the atomic number of {e}.", "what is the atomic number of {e}?", "which atomic number does {e} have?"], ["I need the atomic number of {e}."], e=name),
+            return (reword(rng, held, ["tell me the atomic number of {e}.", "I want to know the atomic number of {e}.", "what is the atomic number of {e}?", "which atomic number does {e} have?"], ["I need the atomic number of {e}."], e=name),
                     f"The atomic number of {name} is {number}.", str(number))
-        return (ask(rng, held, ["tell me which element {s} is.", "{s} stands for which element?", "which element has the symbol {s}?", "what element is {s}?", "what does the symbol {s} stand for?"], ["{s} is the symbol of which element?"], s=symbol),
+        return (reword(rng, held, ["tell me which element {s} is.", "{s} stands for which element?", "which element has the symbol {s}?", "what element is {s}?", "what does the symbol {s} stand for?"], ["{s} is the symbol of which element?"], s=symbol),
                 f"{symbol} is the symbol of {name}.", name)
     if kind in ("month", "monthdays"):
         i = rng.randrange(12)
         if kind == "monthdays":
             extra = " (29 in a leap year)" if i == 1 else ""
-            return (ask(rng, held, ["how many days [has|does] {m} [have|]?", "how many days are [there |]in {m}?", "how long is {m}?"], ["tell me the number of days in {m}."], m=W.MONTHS[i]).replace("has " + W.MONTHS[i] + " have", "has " + W.MONTHS[i]),
+            return (reword(rng, held, ["how many days [has|does] {m} [have|]?", "how many days are [there |]in {m}?", "how long is {m}?"], ["tell me the number of days in {m}."], m=W.MONTHS[i]).replace("has " + W.MONTHS[i] + " have", "has " + W.MONTHS[i]),
                     f"{W.MONTHS[i]} has {W.MONTH_DAYS[i]} days{extra}.", str(W.MONTH_DAYS[i]))
         if rng.random() < 0.5:
-            return (ask(rng, held, ["tell me the month after {m}.", "say which month follows {m}.", "which month [comes|is] after {m}?", "what month follows {m}?", "what is the month after {m}?"], ["name the month that comes right after {m}."], m=W.MONTHS[i]),
+            return (reword(rng, held, ["tell me the month after {m}.", "say which month follows {m}.", "which month [comes|is] after {m}?", "what month follows {m}?", "what is the month after {m}?"], ["name the month that comes right after {m}."], m=W.MONTHS[i]),
                     f"{W.MONTHS[(i + 1) % 12]} comes after {W.MONTHS[i]}.", W.MONTHS[(i + 1) % 12])
-        return (ask(rng, held, ["tell me the {o} month.", "what is the {o} month of the year?", "which month is the {o} of the year?", "which month is the {o} one?"], ["name the {o} month of the year."], o=W.ORDINALS[i]),
+        return (reword(rng, held, ["tell me the {o} month.", "what is the {o} month of the year?", "which month is the {o} of the year?", "which month is the {o} one?"], ["name the {o} month of the year."], o=W.ORDINALS[i]),
                 f"The {W.ORDINALS[i]} month of the year is {W.MONTHS[i]}.", W.MONTHS[i])
     if kind == "day":
         i, step = rng.randrange(7), rng.choice([1, -1])
         where = "after" if step == 1 else "before"
         other = W.DAYS[(i + step) % 7]
-        return (ask(rng, held, ["tell me the day {w} {d}.", "say which day is {w} {d}.", "which day [comes|is] {w} {d}?", "what day [comes|is] {w} {d}?", "what is the day {w} {d}?"], ["name the day that comes right {w} {d}."], w=where, d=W.DAYS[i]),
+        return (reword(rng, held, ["tell me the day {w} {d}.", "say which day is {w} {d}.", "which day [comes|is] {w} {d}?", "what day [comes|is] {w} {d}?", "what is the day {w} {d}?"], ["name the day that comes right {w} {d}."], w=where, d=W.DAYS[i]),
                 f"{other} comes {where} {W.DAYS[i]}.", other)
     if kind in ("young", "sound", "legs"):
         name, young, sound, legs, _ = rng.choice(W.ANIMALS)
         if kind == "young":
-            return (ask(rng, held, ["tell me what a young {n} is called.", "give me the name of a young {n}.", "what is a young {n} called?", "what is a baby {n} called?", "what do you call a [young|baby] {n}?"], ["tell me the word for a young {n}."], n=name),
+            return (reword(rng, held, ["tell me what a young {n} is called.", "give me the name of a young {n}.", "what is a young {n} called?", "what is a baby {n} called?", "what do you call a [young|baby] {n}?"], ["tell me the word for a young {n}."], n=name),
                     f"A young {name} is called {a(young)}.", young)
         if kind == "sound" and sound != "nothing":
-            return (ask(rng, held, ["what sound does {n} make?", "how does {n} sound?", "which sound does {n} make?"], ["tell me which sound {n} makes."], n=a(name)),
+            return (reword(rng, held, ["what sound does {n} make?", "how does {n} sound?", "which sound does {n} make?"], ["tell me which sound {n} makes."], n=a(name)),
                     f"{a(name).capitalize()} makes the sound: {sound}.", sound)
-        return (ask(rng, held, ["how many legs does {n} have?", "how many legs has {n}?"], ["tell me the number of legs of {n}."], n=a(name)),
+        return (reword(rng, held, ["how many legs does {n} have?", "how many legs has {n}?"], ["tell me the number of legs of {n}."], n=a(name)),
                 f"{a(name).capitalize()} has {legs} legs.", legs)
     if kind == "shape":
         name, sides = rng.choice(W.SHAPES)
-        return (ask(rng, held, ["how many sides does {n} have?", "how many [corners|sides] has {n}?"], ["tell me the number of sides of {n}."], n=a(name)),
+        return (reword(rng, held, ["how many sides does {n} have?", "how many [corners|sides] has {n}?"], ["tell me the number of sides of {n}."], n=a(name)),
                 f"{a(name).capitalize()} has {NUMBER(sides)} sides.", NUMBER(sides))
     if kind == "unit":
         small, big, n = rng.choice(W.UNITS)
-        return (ask(rng, held, ["how many {s} are [there |]in {b}?", "how many {s} does {b} have?", "{b} has how many {s}?"], ["tell me the number of {s} in {b}."], s=small, b=("an " if big == "hour" else "a ") + big if big != "English alphabet" else "the English alphabet"),
+        return (reword(rng, held, ["how many {s} are [there |]in {b}?", "how many {s} does {b} have?", "{b} has how many {s}?"], ["tell me the number of {s} in {b}."], s=small, b=("an " if big == "hour" else "a ") + big if big != "English alphabet" else "the English alphabet"),
                 f"There are {n} {small} in {'an' if big == 'hour' else 'a' if big != 'English alphabet' else 'the'} {big}.", str(n))
     if kind == "opposite":
         x, y = rng.choice(W.OPPOSITES)
         if rng.random() < 0.5:
             x, y = y, x
-        return (ask(rng, held, ["I want to know the opposite of {x}.", "please say the opposite of {x}.", "find the opposite of {x}.", "name the opposite of {x}.", "what is the opposite of [{x}|\"{x}\"|'{x}']?", "opposite of {x}?", "[tell|give] me the opposite of {x}.", "which word means the opposite of {x}?", "what word is the opposite of {x}?"],
+        return (reword(rng, held, ["I want to know the opposite of {x}.", "please say the opposite of {x}.", "find the opposite of {x}.", "name the opposite of {x}.", "what is the opposite of [{x}|\"{x}\"|'{x}']?", "opposite of {x}?", "[tell|give] me the opposite of {x}.", "which word means the opposite of {x}?", "what word is the opposite of {x}?"],
                     ["I am looking for the opposite of {x}."], x=x),
                 f"The opposite of {x} is {y}.", y)
     if kind == "author":
         book, author = rng.choice(W.AUTHORS)
-        return (ask(rng, held, ["tell me who wrote {b}.", "I want to know who wrote {b}.", "name the writer of {b}.", "who wrote [{b}|\"{b}\"|the book {b}]?", "who is the author of {b}?", "{b} was written by whom?", "which author wrote {b}?", "by whom is {b}?"],
+        return (reword(rng, held, ["tell me who wrote {b}.", "I want to know who wrote {b}.", "name the writer of {b}.", "who wrote [{b}|\"{b}\"|the book {b}]?", "who is the author of {b}?", "{b} was written by whom?", "which author wrote {b}?", "by whom is {b}?"],
                     ["please name the author of {b}."], b=book),
                 f"{author} wrote {book}.", author.split()[-1])
     if kind == "planet":
         i = rng.randrange(8)
-        return (ask(rng, held, ["tell me the {o} planet from the sun.", "which planet is number {n}?", "which planet is the {o} from the sun?", "what is the {o} planet from the sun?", "name the {o} planet."], ["which planet is number {n} counted from the sun?"], o=W.ORDINALS[i], n=i + 1),
+        return (reword(rng, held, ["tell me the {o} planet from the sun.", "which planet is number {n}?", "which planet is the {o} from the sun?", "what is the {o} planet from the sun?", "name the {o} planet."], ["which planet is number {n} counted from the sun?"], o=W.ORDINALS[i], n=i + 1),
                 f"The {W.ORDINALS[i]} planet from the sun is {W.PLANETS[i]}.", W.PLANETS[i])
     question, answer, key = rng.choice(W.GENERAL)
     low = question[0].lower() + question[1:]
@@ -278,7 +278,8 @@ def counting(rng, held):
         reasoning = ", ".join(f"{w} {i + 1}" for i, w in enumerate(chosen)) + "."
         return Turn(user, reasoning + f" There are {n} words.", f"I count them one by one.", {"number": n})
     if kind == "after":
-        n, step = rng.randrange(1, 99), rng.choice([1, -1])
+        step = rng.choice([1, -1])
+        n = rng.choice([k for k in range(1, 99) if held_out(("after", k, step)) == held])
         where = "after" if step == 1 else "before"
         user = ask(rng, held, ["tell me the number {w} {n}.", "say which number comes {w} {n}.", "what [comes|number comes|is the number] {w} {n}?", "which number [comes|is] {w} {n}?", "what is the number [right |just |]{w} {n}?"], ["name the number that comes right {w} {n}."], w=where, n=n)
         return Turn(user, f"{n + step} comes {where} {n}.", f"{n} {'+' if step == 1 else '-'} 1 = {n + step}.", {"all": [str(n + step)]})
@@ -290,29 +291,32 @@ def counting(rng, held):
 # ---- spelling ---------------------------------------------------------------------------------------------------------
 
 def spelling(rng, held):
-    word = spelled(rng, held)
+    # Half of the held-out prompts spell a word never spelled before, half a known word asked for in a new wording.
+    known = held and rng.random() < 0.5
+    put = reword if known else ask
+    word = rng.choice(SPELLING) if known else spelled(rng, held)
     shown = word if rng.random() < 0.8 else word.capitalize()
     quoted = rng.choice([shown, shown, f'"{shown}"', f"'{shown}'"])
     letters = "-".join(word)
     kind = rng.choices(["spell", "first", "last", "back", "join", "reverse"], [12, 2, 2, 0, 3, 2])[0]
     if kind == "spell":
-        user = ask(rng, held, ["I want to know how {w} is spelled.", "tell me how to spell {w}.", "can you tell me how {w} is spelled?", "give me the spelling of {w}.", "how do people spell {w}?", "write the letters of {w}.", "I need to write {w}. How do I spell it?", "I have to spell {w}. Please help.", "say the letters of {w}.", "help me spell {w}.", "the word is {w}. Spell it.", "my teacher asked me to spell {w}. How does it go?", "I am not sure how to spell {w}.", "I forgot how to spell {w}.", "my [sister|friend|son|brother] cannot spell {w}. Can you?", "what letters do I need for {w}?", "show me {w} letter by letter.", "how would you spell {w}?", "write down the letters of the word {w} for me.", "one by one, the letters of {w}, please.", "I want to learn to spell {w}.", "can I have the spelling of {w}?", "I wonder how one spells {w}.", "there is a word, {w}. Spell it for me.", "do you know how to spell {w}?", "is it hard to spell {w}? Show me.", "which letters does {w} have?", "spell {w}[.|]", "spell the word {w}[.|]", "how do you spell {w}?", "how is {w} spelled?", "how is the word {w} spelled?", "[can|could] you spell {w}[?| for me?]", "please spell {w}[.| for me.]",
+        user = put(rng, held, ["I want to know how {w} is spelled.", "tell me how to spell {w}.", "can you tell me how {w} is spelled?", "give me the spelling of {w}.", "how do people spell {w}?", "write the letters of {w}.", "I need to write {w}. How do I spell it?", "I have to spell {w}. Please help.", "say the letters of {w}.", "help me spell {w}.", "the word is {w}. Spell it.", "my teacher asked me to spell {w}. How does it go?", "I am not sure how to spell {w}.", "I forgot how to spell {w}.", "my [sister|friend|son|brother] cannot spell {w}. Can you?", "what letters do I need for {w}?", "show me {w} letter by letter.", "how would you spell {w}?", "write down the letters of the word {w} for me.", "one by one, the letters of {w}, please.", "I want to learn to spell {w}.", "can I have the spelling of {w}?", "I wonder how one spells {w}.", "there is a word, {w}. Spell it for me.", "do you know how to spell {w}?", "is it hard to spell {w}? Show me.", "which letters does {w} have?", "spell {w}[.|]", "spell the word {w}[.|]", "how do you spell {w}?", "how is {w} spelled?", "how is the word {w} spelled?", "[can|could] you spell {w}[?| for me?]", "please spell {w}[.| for me.]",
                                "what are the letters of {w}?", "what is the spelling of {w}?", "write {w} letter by letter[.|]", "how do I spell {w}?", "spell out {w}[.|]", "which letters are in the word {w}?", "{w}: how do you spell it?"],
                    ["I do not know how to spell {w}. Can you help?", "give me the letters of the word {w} one by one.", "I want to write {w}. How is it spelled?"], w=quoted)
         return Turn(user, letters, f"The word is {word}. I write its letters one by one.", {"exact": letters, "word": word})
     if kind in ("first", "last"):
         letter = word[0 if kind == "first" else -1]
-        user = ask(rng, held, ["tell me the {k} letter of {w}.", "give me the {k} letter of the word {w}.", "say the {k} letter of {w}.", "I want to know the {k} letter of {w}.", "find the {k} letter of the word {w}.", "which one is the {k} letter of {w}?", "in the word {w}, what is the {k} letter?", "look at {w}: what is its {k} letter?", "what is the {k} letter of [the word |]{w}?", "which letter does [the word |]{w} " + ("begin|start" if kind == "first" else "end") .join("[]") + " with?", "{k} letter of {w}?"],
+        user = put(rng, held, ["tell me the {k} letter of {w}.", "give me the {k} letter of the word {w}.", "say the {k} letter of {w}.", "I want to know the {k} letter of {w}.", "find the {k} letter of the word {w}.", "which one is the {k} letter of {w}?", "in the word {w}, what is the {k} letter?", "look at {w}: what is its {k} letter?", "what is the {k} letter of [the word |]{w}?", "which letter does [the word |]{w} " + ("begin|start" if kind == "first" else "end") .join("[]") + " with?", "{k} letter of {w}?"],
                    ["tell me the {k} letter in {w}."], w=quoted, k=kind)
         return Turn(user, f"The {kind} letter of {word} is {letter}.", f"{word} is spelled {letters}.", {"tail": letter})
     if kind == "join":
         word = rng.choice(SPELLING)  # letters to word cannot be guessed for a word never written; the wording is held out
         letters = "-".join(word)
-        user = ask(rng, held, ["I have the letters {l}. What is the word?", "the letters are {l}. Which word do they make?", "tell me which word {l} is.", "put the letters {l} together.", "what word is {l}?", "which word is [spelled |]{l}?", "what word do the letters {l} make?", "what does {l} spell?", "read this word: {l}", "join the letters: {l}"], ["I see the letters {l}. Which word is it?"], l=letters)
+        user = reword(rng, held, ["I have the letters {l}. What is the word?", "the letters are {l}. Which word do they make?", "tell me which word {l} is.", "put the letters {l} together.", "what word is {l}?", "which word is [spelled |]{l}?", "what word do the letters {l} make?", "what does {l} spell?", "read this word: {l}", "join the letters: {l}"], ["I see the letters {l}. Which word is it?"], l=letters)
         return Turn(user, f"The letters {letters} spell {word}.", f"I join the letters.", {"tail": word})
-    word = spelled(rng, held, 6)
+    word = rng.choice([w for w in SPELLING if len(w) <= 6]) if known else spelled(rng, held, 6)
     back = word[::-1]
-    user = ask(rng, held, ["say {w} backwards letter by letter.", "spell {w} from the end.", "I want {w} spelled backwards.", "turn {w} around.", "spell {w} backwards[.|]", "[write|spell] the word {w} backwards[.|]", "how do you spell {w} backwards?", "what is {w} [spelled |]backwards?", "reverse the [word|letters of] {w}[.|]"], ["start at the end and spell {w}."], w=word)
+    user = put(rng, held, ["say {w} backwards letter by letter.", "spell {w} from the end.", "I want {w} spelled backwards.", "turn {w} around.", "spell {w} backwards[.|]", "[write|spell] the word {w} backwards[.|]", "how do you spell {w} backwards?", "what is {w} [spelled |]backwards?", "reverse the [word|letters of] {w}[.|]"], ["start at the end and spell {w}."], w=word)
     return Turn(user, f"{word} is {'-'.join(word)}, backwards {'-'.join(back)}", f"First forwards: {'-'.join(word)}.", {"all": ["-".join(back)]})
 
 
@@ -373,13 +377,13 @@ def translation(rng, held):
     lang, english, foreign = W.LANGUAGES[i - 1], row[0], row[i]
     q = rng.choice(["{w}", "{w}", '"{w}"', "'{w}'"])
     if rng.random() < 0.65:
-        user = ask(rng, held, [f"I want to say {q} in {{l}}. How do I say it?", f"tell me {q} in {{l}}.", f"give me the {{l}} word for {q}.", f"I want to know the {{l}} word for {q}.", f"do you know {q} in {{l}}?", f"please say {q} in {{l}}.", f"I speak {{l}} a little. How do I say {q}?", f"in {{l}}, what is {q}?", f"I am in a {{l}} class. What is the word for {q}?", f"which {{l}} word means {q}?", f"what is {q} in {{l}}?", f"how do you say {q} in {{l}}?", f"translate {q} [to|into] {{l}}[.|]", f"what is the {{l}} word for {q}?", f"{q} in {{l}}[?|]", f"what does {q} mean in {{l}}?",
+        user = reword(rng, held, [f"I want to say {q} in {{l}}. How do I say it?", f"tell me {q} in {{l}}.", f"give me the {{l}} word for {q}.", f"I want to know the {{l}} word for {q}.", f"do you know {q} in {{l}}?", f"please say {q} in {{l}}.", f"I speak {{l}} a little. How do I say {q}?", f"in {{l}}, what is {q}?", f"I am in a {{l}} class. What is the word for {q}?", f"which {{l}} word means {q}?", f"what is {q} in {{l}}?", f"how do you say {q} in {{l}}?", f"translate {q} [to|into] {{l}}[.|]", f"what is the {{l}} word for {q}?", f"{q} in {{l}}[?|]", f"what does {q} mean in {{l}}?",
                                f"[can|could] you translate {q} [to|into] {{l}}?", f"[say|write] {q} in {{l}}[.|]", f"translate to {{l}}: {{w}}", f"what do you call {q} in {{l}}?", f"please translate the word {q} into {{l}}.",
                                f"how is {q} called in {{l}}?", f"what's {q} in {{l}}?", f"translate from English to {{l}}: {{w}}"],
                    [f"I am learning {{l}}. What is {q}?", f"I need the {{l}} word for {q}.", f"which word does {{l}} use for {q}?"], w=english, l=lang)
         return Turn(user, f'"{english}" is "{foreign}" in {lang}.', f"English {english}, {lang} {foreign}.", {"all": [foreign]})
     same = [r[0] for r in W.TRANSLATIONS if r[i] == foreign]
-    user = ask(rng, held, [f"tell me what the {{l}} word {q} means.", f"I want to know what {q} means in {{l}}.", f"I saw the {{l}} word {q}. What is it in English?", f"in {{l}}, what does {q} mean?", f"what is {q} in English? It is {{l}}.", f"what does [the {{l}} word |]{q} mean[?| in English?]", f"what is the {{l}} word {q} in English?", f"translate the {{l}} word {q} [to|into] English[.|]", f"how do you say the {{l}} word {q} in English?",
+    user = reword(rng, held, [f"tell me what the {{l}} word {q} means.", f"I want to know what {q} means in {{l}}.", f"I saw the {{l}} word {q}. What is it in English?", f"in {{l}}, what does {q} mean?", f"what is {q} in English? It is {{l}}.", f"what does [the {{l}} word |]{q} mean[?| in English?]", f"what is the {{l}} word {q} in English?", f"translate the {{l}} word {q} [to|into] English[.|]", f"how do you say the {{l}} word {q} in English?",
                            f"translate from {{l}} to English: {{w}}", f"what does {q} mean in {{l}}?"],
                [f"I read the {{l}} word {q}. What does it mean?"], w=foreign, l=lang)
     if lang not in user:
@@ -426,7 +430,7 @@ def stories(rng, held):
     place, thing = rng.choice(W.STORY_PLACES), rng.choice(W.STORY_OBJECTS)
     says = rng.choices(["none", "animal", "named", "object", "place", "all"], [1, 3, 5, 3, 3, 5])[0]
     lead = rng.choice(["tell me a [short |little |]story", "I would like [to hear |]a [nice |short |]story", "do you know a story", "read me a [short |]story", "give me a [short |]story", "let me hear a story", "tell us a story", "I would like you to tell a story", "I like stories. Tell me one", "my child wants a story", "we want to hear a story", "think of a story", "it is bedtime. Tell me a story", "I need a story", "I want you to tell a story", "please write a story", "[write|make up|tell] a [short |little |nice |]story", "I want [to hear |]a [short |]story", "[can|could] you tell [me |]a [short |]story", "please tell me a [short |]story",
-                       "a [short |]story, please,"]) if not held or rng.random() < 0.5 else rng.choice(["I would love a story", "read me a bedtime story"])
+                       "a [short |]story, please,"]) if not held else rng.choice(["I would love a story", "read me a bedtime story"])
     keys = [animal]
     if says == "none":
         tail, keys = "", []
@@ -595,7 +599,7 @@ def json_answers(rng, held):
         if rng.random() < 0.5:
             value = {"answer": value[key]}
             key = "answer"
-        instruction = ask(rng, held, ["I want JSON with the key {k}.", "please answer only in JSON, the key is {k}.", "only JSON, with the key {k}.", "answer in JSON with the key {k}.", "reply as a JSON object with the key {k}.", "use JSON with the key {k}.", "give the answer as JSON with the key \"{k}\"."], ["write only JSON, and use the key {k}."], k=key)
+        instruction = reword(rng, held, ["I want JSON with the key {k}.", "please answer only in JSON, the key is {k}.", "only JSON, with the key {k}.", "answer in JSON with the key {k}.", "reply as a JSON object with the key {k}.", "use JSON with the key {k}.", "give the answer as JSON with the key \"{k}\"."], ["write only JSON, and use the key {k}."], k=key)
         if rng.random() < 0.4:
             system, user = instruction, q
         else:

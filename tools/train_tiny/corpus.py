@@ -5,6 +5,7 @@ The packages are fetched with `apt-get download`, unpacked beside the output (no
 whose reader is needed to print its text), turned into plain text, cleaned, cut into documents, and written as
   OUT/text-train.jsonl.xz, OUT/text-heldout.jsonl.xz   one {"source", "text"} per line
   OUT/corpus.json                                       sizes and licences per source, for the model card
+  OUT/glosses.json                                      short definitions of common words, from WordNet
 Every document whose hash falls in the last 1 % is held out. The result depends on the package versions alone.
 """
 import argparse
@@ -24,7 +25,6 @@ SOURCES = {
     "wordnet-base": ("WordNet 3.0 licence (permissive, BSD-like)", "definitions and example sentences"),
     "dict-jargon": ("public domain", "The Jargon File 4.4.7"),
     "dict-devil": ("public domain", "The Devil's Dictionary, Ambrose Bierce, 1911"),
-    "dict-elements": ("public domain", "dictionary of the chemical elements"),
     "sqlite3-doc": ("public domain", "SQLite documentation"),
     "postgresql-doc-15": ("PostgreSQL licence (permissive)", "PostgreSQL 15 manual"),
     "rust-doc": ("MIT or Apache-2.0", "the books among the Rust documentation"),
@@ -32,7 +32,7 @@ SOURCES = {
     "python-django-doc": ("BSD-3-Clause", "Django 3.2 documentation"),
     "apache2-doc": ("Apache-2.0", "Apache HTTP Server documentation (English)"),
     "nodejs-doc": ("MIT", "Node.js 18 documentation"),
-    "doc-debian": ("public domain, GPL-2+ and free documents of the Debian project", "Debian FAQ, social contract"),
+    "doc-debian": ("GPL-2+ and Open Publication License", "Debian FAQ, social contract"),
     "debian-policy": ("GPL-2+", "Debian Policy"),
     "debian-reference-en": ("GPL-2+", "Debian Reference"),
     "developers-reference": ("GPL-2+", "Debian Developer's Reference"),
@@ -100,6 +100,25 @@ def wordnet(root):
     # Neighbours in the file are related; small groups make documents of one subject.
     for i in range(0, len(lines), 16):
         yield "\n".join(lines[i:i + 16])
+
+
+def glosses(root, wanted, longest=90, most=2400):
+    """[(word, first sentence of its first sense)] for the shortest definitions of the wanted words."""
+    folder, gloss, out = f"{root}/usr/share/wordnet/", {}, {}
+    for part in ("noun", "verb", "adj", "adv"):
+        for line in open(f"{folder}data.{part}", encoding="utf-8"):
+            if not line.startswith("  "):
+                head, text = line.rstrip().split(" | ", 1)
+                gloss[part, head.split(" ")[0]] = text.split(";")[0].strip()
+    for part in ("noun", "verb", "adj", "adv"):
+        for line in open(f"{folder}index.{part}", encoding="utf-8"):
+            field = line.split()
+            if line.startswith("  ") or field[0] not in wanted or field[0] in out:
+                continue
+            text = gloss[part, field[4 + int(field[3]) + 2]]
+            if len(text) < longest and '"' not in text:
+                out[field[0]] = text[0].upper() + text[1:] + "."
+    return sorted((w, out[w]) for w in sorted(out, key=lambda w: len(out[w]))[:most])
 
 
 def bible(_root):
@@ -202,6 +221,8 @@ def main():
                     row["documents"] += 1
             print(name, row["documents"], row["train_bytes"], row["heldout_bytes"], flush=True)
     json.dump(report, open(f"{args.out}/corpus.json", "w"), indent=1)
+    common = set(open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "spelling_words.txt")).read().split())
+    json.dump(glosses(os.path.join(unpacked, "wordnet-base"), common), open(f"{args.out}/glosses.json", "w"))
 
 
 if __name__ == "__main__":

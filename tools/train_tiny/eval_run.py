@@ -26,6 +26,7 @@ def main():
     args.add_argument("--show", type=int, default=1)
     args.add_argument("--tokens", type=int, default=100000)
     args.add_argument("--batch", type=int, default=320)
+    args.add_argument("--limit", type=int, default=400, help="longest answer in tokens")
     args.add_argument("--out")
     args = args.parse_args()
     from tokenizers import Tokenizer
@@ -43,7 +44,7 @@ def main():
         out["experts"] = evaluate.expert_use(model, rows[:32], args.device)
         print(json.dumps(out), flush=True)
     cases = json.load(open(args.suite)) if args.suite else make_suite.suite(args.seed, args.per_kind, (("one", 30), ("two", 20), ("result", 16), ("none", 8), ("missing", 8)))
-    out["behaviour"], answers = evaluate.behaviour(model, tokenizer, cases, args.device, args.show, args.batch)
+    out["behaviour"], answers = evaluate.behaviour(model, tokenizer, cases, args.device, args.show, args.batch, args.limit)
     print(json.dumps({k: v["share"] for k, v in out["behaviour"]["kinds"].items()}), json.dumps({k: v for k, v in out["behaviour"].items() if k != "kinds"}), f"{time.time() - began:.0f} s", flush=True)
     if args.out:
         json.dump({**out, "answers": answers}, open(args.out, "w"), indent=1)

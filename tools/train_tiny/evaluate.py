@@ -4,7 +4,6 @@ import json
 import lzma
 import math
 import os
-import re
 import sys
 
 import torch
@@ -26,16 +25,6 @@ def template_messages(messages):
     return out
 
 
-def typed(value, schema):
-    """A parameter's text as the JSON value its schema wants."""
-    if schema.get("type") in ("number", "integer", "boolean", "array", "object"):
-        try:
-            return json.loads(value)
-        except ValueError:
-            pass
-    return value
-
-
 def parse(text, case, finished):
     """What the model wrote after the prompt -> reasoning, content, calls."""
     reasoning = ""
@@ -44,18 +33,8 @@ def parse(text, case, finished):
         if "</think>" not in text:
             return {"content": "", "reasoning": text, "calls": [], "finished": finished, "malformed": True}
         reasoning, text = text.split("</think>", 1)
-    schemas = {t["function"]["name"]: t["function"]["parameters"]["properties"] for t in case["tools"] or []}
-    calls = []
-    for block in re.findall(r"<tool_call>(.*?)(?:</tool_call>|$)", text, re.S):
-        m = re.fullmatch(r"\s*<function=([^>\n]+)>\n(.*?)</function>\s*", block, re.S)
-        if not m or m[1] not in schemas:
-            malformed = True
-            continue
-        arguments = {k: typed(v, schemas[m[1]].get(k, {})) for k, v in re.findall(r"<parameter=([^>\n]+)>\n(.*?)\n</parameter>\n", m[2], re.S)}
-        calls.append({"name": m[1], "arguments": arguments})
-    if text.count("<tool_call>") != text.count("</tool_call>"):
-        malformed = True
-    return {"content": re.sub(r"<tool_call>.*?(</tool_call>|$)", "", text, flags=re.S).strip(), "reasoning": reasoning, "calls": calls, "finished": finished, "malformed": malformed}
+    content, calls, bad = checks.read_calls(text, case["tools"])
+    return {"content": content, "reasoning": reasoning, "calls": calls, "finished": finished, "malformed": malformed or bad}
 
 
 @torch.no_grad()
@@ -63,7 +42,7 @@ def answers(model, tokenizer, cases, device, batch=64, limit=400):
     """Greedy answers, batched by length with padding on the left."""
     stop = {tokenizer.token_to_id("<|im_end|>"), tokenizer.token_to_id("<|endoftext|>")}
     prompts = [tokenizer.encode(render.prompt(template_messages(c["messages"]), c["tools"], c["thinking"])).ids for c in cases]
-    order = sorted(range(len(cases)), key=lambda i: len(prompts[i]))
+    order = sorted(range(len(cases)), key=lambda i: (cases[i]["kind"], len(prompts[i])))  # answers of a kind are of like length
     out = [None] * len(cases)
     for at in range(0, len(order), batch):
         rows = order[at:at + batch]

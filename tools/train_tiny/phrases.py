@@ -49,6 +49,11 @@ def ask(rng, held, train, other, **fields):
     return say(rng, other if held and rng.random() < 0.5 else train, **fields)
 
 
+def reword(rng, held, train, other, **fields):
+    """As ask(), where the content itself is trained (a fact, a word of the list): held-out prompts always have a new wording."""
+    return say(rng, other if held else train, **fields)
+
+
 def a(noun):
     return ("an " if noun[0].lower() in "aeiou" else "a ") + noun
 

@@ -140,7 +140,8 @@ def date(rng, held):
         m, d = rng.randrange(12), rng.randrange(1, 29)
         if held_out(("date", m, d)) == held:
             break
-    return rng.choice([f"2026-{m + 1:02}-{d:02}", f"{W.MONTHS[m]} {d}", f"{d} {W.MONTHS[m]}", rng.choice(W.DAYS), "today", "tomorrow", f"2027-{m + 1:02}-{d:02}"])
+    dates = [f"2026-{m + 1:02}-{d:02}", f"{W.MONTHS[m]} {d}", f"{d} {W.MONTHS[m]}", f"2027-{m + 1:02}-{d:02}"]
+    return rng.choice(dates if held else dates + [rng.choice(W.DAYS), "today", "tomorrow"])
 
 
 def when(d):
