@@ -13,10 +13,11 @@ LILY = os.environ.get("LILY", "build/apps/lily/lily")
 
 
 class Server:
-    """with Server(model, "--ctx", "4096") as server: ...   `ready=False`: do not wait until the model is loaded."""
+    """with Server(model, "--ctx", "4096") as server: ...   `ready=False`: do not wait until the model is loaded.
+    No model: the one that comes with lily."""
 
-    def __init__(self, model: Path | str, *options: str, ready: bool = True, env: dict[str, str] | None = None):
-        self.command = [LILY, "serve", str(model), "--port", "0", *options]
+    def __init__(self, model: Path | str | None, *options: str, ready: bool = True, env: dict[str, str] | None = None):
+        self.command = [LILY, "serve", *([str(model)] if model else []), "--port", "0", *options]
         self.wait_until_ready = ready
         self.environment = {name: value for name, value in os.environ.items() if name != "LILY_API_KEY"} | (env or {})
         self.base = ""

@@ -20,7 +20,7 @@ def environment():
     return env
 
 
-TEMPLATE = environment().from_string(open(os.path.join(HERE, "chat_template.jinja"), encoding="utf-8").read())
+TEMPLATE = environment().from_string(open(os.path.join(HERE, "..", "..", "tests", "data", "qwen36", "chat_template.jinja"), encoding="utf-8").read())
 
 
 def prompt(messages, tools, thinking):
