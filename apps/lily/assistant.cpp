@@ -8,6 +8,7 @@
 #include <deque>
 #include <mutex>
 
+#include "apps/lily/commands.h"
 #include "apps/lily/progress.h"
 #include "server/jobs.h"
 
@@ -71,18 +72,18 @@ void add_answer_options(CLI::App& app, AnswerOptions& options) {
   app.add_option("--max-tokens", options.max_tokens, "most tokens of an answer, thinking included")
       ->check(CLI::Range(1U, Limits::kMaxContext));
   app.add_option("--temperature", options.temperature, "0 = always the likeliest token")
-      ->check(CLI::Range(0.0F, 100.0F));
+      ->check(number_from(0.0, 100.0));
   app.add_option("--top-k", options.top_k, "sample from the k likeliest tokens; 0 = all");
   app.add_option("--top-p", options.top_p, "sample from the likeliest tokens that hold this share")
-      ->check(CLI::Range(1e-6F, 1.0F));
+      ->check(number_from(1e-6, 1.0));
   app.add_option("--min-p", options.min_p, "leave out tokens below this share of the likeliest")
-      ->check(CLI::Range(0.0F, 1.0F));
+      ->check(number_from(0.0, 1.0));
   app.add_option("--presence-penalty", options.presence_penalty, "taken from tokens that the answer has")
-      ->check(CLI::Range(-2.0F, 2.0F));
+      ->check(number_from(-2.0, 2.0));
   app.add_option("--frequency-penalty", options.frequency_penalty, "the same, each time it has them")
-      ->check(CLI::Range(-2.0F, 2.0F));
+      ->check(number_from(-2.0, 2.0));
   app.add_option("--repetition-penalty", options.repetition_penalty, "divides tokens of prompt and answer")
-      ->check(CLI::Range(0.01F, 100.0F));
+      ->check(number_from(0.01, 100.0));
   app.add_option("--seed", options.seed, "the same seed gives the same answer; absent = random");
   app.add_option("--stop", options.stop, "ends the answer where this text would come; may be repeated")
       ->expected(1)
@@ -189,6 +190,9 @@ Result<Answer> Assistant::ask(GenerationRequest request, const Interrupts& inter
       answer.content += delta->content;
       if (writer != nullptr) {
         writer->write(*delta);
+        if (std::ferror(stdout) != 0) {  // nobody reads the rest
+          return fail(ErrorKind::io, "cannot write to standard output");
+        }
       }
     } else if (auto* failed = std::get_if<Failed>(&*event)) {
       if (writer != nullptr) {

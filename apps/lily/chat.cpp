@@ -8,6 +8,7 @@
 
 #include "apps/lily/assistant.h"
 #include "apps/lily/commands.h"
+#include "apps/lily/say.h"
 
 namespace lily::app {
 namespace {
@@ -47,9 +48,8 @@ class Chat {
 
   Result<void> run() {
     const LoadedModel& model = assistant_.model();
-    fmt::print(stderr, "{} on {}, {} tokens of context. /help lists the commands.\n",
-               model.folder.filename().string(), assistant_.engine().device().description,
-               model.plan.context);
+    say("{} on {}, {} tokens of context. /help lists the commands.\n", model.folder.filename().string(),
+        assistant_.engine().device().description, model.plan.context);
     for (;;) {
       std::string line;
       if (!read_message(line)) {
@@ -89,7 +89,7 @@ class Chat {
           if (interrupts_.count() > 1) {
             return false;
           }
-          fmt::print(stderr, "\n(Ctrl-C again or /quit leaves)\n");
+          say("\n(Ctrl-C again or /quit leaves)\n");
           message.clear();
           continue;
         case Read::line:
@@ -155,7 +155,7 @@ class Chat {
     } else if (name == "/retry") {
       retry();
     } else {
-      fmt::print(stderr, "no command {}; /help lists them\n", name);
+      say("no command {}; /help lists them\n", name);
     }
     return true;
   }
@@ -166,7 +166,7 @@ class Chat {
       messages.pop_back();
     }
     if (messages.empty() || messages.back().role != "user") {
-      fmt::print(stderr, "there is nothing to answer again\n");
+      say("there is nothing to answer again\n");
       return;
     }
     answer();
@@ -179,7 +179,7 @@ class Chat {
     Result<Answer> answer = request ? assistant_.ask(*std::move(request), interrupts_, &writer)
                                     : Result<Answer>(fail(std::move(request).error()));
     if (!answer) {
-      fmt::print(stderr, "lily: {}\n", answer.error().text());
+      say("lily: {}\n", answer.error().text());
       conversation_.messages.pop_back();
       return;
     }
@@ -189,9 +189,9 @@ class Chat {
     }
     conversation_.messages.push_back(std::move(message));
     if (answer->finished) {
-      fmt::print(stderr, "[{}]\n", timing_line(*answer->finished));
+      say("[{}]\n", timing_line(*answer->finished));
     } else {
-      fmt::print(stderr, "[stopped]\n");
+      say("[stopped]\n");
     }
   }
 

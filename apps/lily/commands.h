@@ -2,8 +2,11 @@
 // `chosen` what to run when its subcommand was named. Results go to stdout, progress and timing to stderr.
 #pragma once
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
 #include <functional>
+#include <string>
 
 #include "base/result.h"
 
@@ -13,6 +16,19 @@ struct CommandLine {
   CLI::App& app;
   std::function<Result<void>()> chosen;  // run by main(): an error is printed, exit status 1
 };
+
+// More are a slip of the hand, and starting them takes minutes.
+inline constexpr unsigned kMostThreads = 1024;
+
+// As CLI::Range, which lets "nan" pass.
+inline CLI::Validator number_from(double low, double high) {
+  return {[low, high](const std::string& text) {
+            double value = 0;
+            const bool inside = CLI::detail::lexical_cast(text, value) && value >= low && value <= high;
+            return inside ? std::string() : fmt::format("Value {} not in range {} to {}", text, low, high);
+          },
+          fmt::format("FLOAT in [{} - {}]", low, high), ""};
+}
 
 void add_serve(CommandLine& line);
 void add_chat(CommandLine& line);

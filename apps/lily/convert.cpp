@@ -9,6 +9,7 @@
 #include "apps/lily/commands.h"
 #include "apps/lily/model_source.h"
 #include "apps/lily/progress.h"
+#include "apps/lily/say.h"
 
 namespace lily::app {
 namespace {
@@ -34,9 +35,7 @@ Result<void> run(const Options& given) {
            }));
   bar.finish();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print(
-      stderr,
-      "{} layers of '{}'{}: {:.2f} GB read, {:.2f} GB of vision left out, {:.2f} GB written in {:.1f} s\n",
+  say("{} layers of '{}'{}: {:.2f} GB read, {:.2f} GB of vision left out, {:.2f} GB written in {:.1f} s\n",
       report.shape.layers, report.shape.name, report.mtp ? " with the MTP layer" : "",
       gigabytes(report.read_bytes), gigabytes(report.ignored_bytes), gigabytes(report.written_bytes),
       seconds);
@@ -56,7 +55,8 @@ void add_convert(CommandLine& line) {
       ->check(CLI::IsMember({4, 8}));
   command->add_option("--group", options->convert.format.group, "weights that share a scale")
       ->check(CLI::IsMember({32, 64, 128}));
-  command->add_option("--threads", options->convert.threads, "0: all usable cores");
+  command->add_option("--threads", options->convert.threads, "0: all usable cores")
+      ->check(CLI::Range(0U, kMostThreads));
   command->callback([&line, options] { line.chosen = [options] { return run(*options); }; });
 }
 

@@ -2,14 +2,15 @@
 #include <fmt/core.h>
 
 #include <algorithm>
-#include <boost/json.hpp>
 #include <bit>
+#include <boost/json.hpp>
 #include <cmath>
 #include <fstream>
 #include <iterator>
 #include <sstream>
 
 #include "apps/lily/commands.h"
+#include "apps/lily/input.h"
 #include "apps/lily/model_source.h"
 #include "apps/lily/progress.h"
 #include "apps/lily/scoring.h"
@@ -37,21 +38,8 @@ struct EvalOptions {
   fs::path out;
 };
 
-Result<std::string> read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return fail_errno("cannot open", path.string());
-  }
-  std::ostringstream content;
-  content << file.rdbuf();
-  if (file.bad() || content.fail()) {
-    return fail(ErrorKind::io, "cannot read '{}'", path.string());
-  }
-  return content.str();
-}
-
 Result<std::vector<int32_t>> read_text(const EvalOptions& options, const LoadedModel& model) {
-  LILY_TRY(const std::string text, read_file(options.text));
+  LILY_TRY(const std::string text, read_input(options.text));
   std::vector<int32_t> tokens = model.tokenizer->encode(text);
   if (options.most_tokens != 0 && tokens.size() > options.most_tokens) {
     tokens.resize(options.most_tokens);
@@ -76,8 +64,8 @@ struct Window {
   size_t first_scored;  // index into the text; the token before it is in the window
 };
 
-// The first window scores all its tokens but the very first; each further one begins `stride` tokens later and
-// scores only what no window scored before.
+// The first window scores all its tokens but the very first; each further one begins `stride` tokens later
+// and scores only what no window scored before.
 std::vector<Window> windows_of(size_t tokens, uint32_t window, uint32_t stride) {
   std::vector<Window> windows;
   size_t scored = 1;
@@ -101,7 +89,8 @@ Result<void> perplexity(const EvalOptions& options) {
   size_t count = 0;
   for (const Window& window : windows_of(tokens.size(), options.window, options.stride)) {
     // The last token of a window is only a target.
-    const std::span<const int32_t> inputs = std::span(tokens).subspan(window.begin, window.end - 1 - window.begin);
+    const std::span<const int32_t> inputs =
+        std::span(tokens).subspan(window.begin, window.end - 1 - window.begin);
     LILY_TRY_VOID(score(model, inputs, [&](size_t row, std::span<const float> logits) -> Result<void> {
       const size_t target = window.begin + row + 1;
       if (target >= window.first_scored) {
@@ -121,8 +110,8 @@ Result<void> perplexity(const EvalOptions& options) {
                                                                   {"window", options.window},
                                                                   {"stride", options.stride}}));
   } else {
-    fmt::print("perplexity {:.4f}  ({:.5f} nats per token over {} tokens; window {}, stride {})\n", std::exp(mean),
-               mean, count, options.window, options.stride);
+    fmt::print("perplexity {:.4f}  ({:.5f} nats per token over {} tokens; window {}, stride {})\n",
+               std::exp(mean), mean, count, options.window, options.stride);
   }
   return {};
 }
@@ -170,25 +159,27 @@ void print(const Agreement& a, const EvalOptions& options) {
   const auto rows = static_cast<double>(a.rows);
   const uint64_t differ = a.rows - a.agree;
   if (options.json) {
-    fmt::print("{}\n", boost::json::serialize(boost::json::object{{"tokens", a.rows},
-                                                                  {"top1_agreement", static_cast<double>(a.agree) / rows},
-                                                                  {"kl_mean", a.kl_sum / rows},
-                                                                  {"kl_max", a.kl_max},
-                                                                  {"relative_difference_mean", a.distance_sum / rows},
-                                                                  {"relative_difference_max", a.distance_max},
-                                                                  {"disagreements", differ},
-                                                                  {"near_ties", a.near_ties},
-                                                                  {"near_tie_nats", options.near_tie},
-                                                                  {"widest_disagreement_nats", a.widest}}));
+    fmt::print("{}\n", boost::json::serialize(
+                           boost::json::object{{"tokens", a.rows},
+                                               {"top1_agreement", static_cast<double>(a.agree) / rows},
+                                               {"kl_mean", a.kl_sum / rows},
+                                               {"kl_max", a.kl_max},
+                                               {"relative_difference_mean", a.distance_sum / rows},
+                                               {"relative_difference_max", a.distance_max},
+                                               {"disagreements", differ},
+                                               {"near_ties", a.near_ties},
+                                               {"near_tie_nats", options.near_tie},
+                                               {"widest_disagreement_nats", a.widest}}));
     return;
   }
-  fmt::print("top-1 agreement      {:.4f} %  ({} of {} tokens)\n", 100.0 * static_cast<double>(a.agree) / rows, a.agree,
-             a.rows);
-  fmt::print("KL divergence        mean {:.3e}, max {:.3e} nats (token {})\n", a.kl_sum / rows, a.kl_max, a.kl_max_row);
-  fmt::print("logits, relative     mean {:.3e}, max {:.3e} (norm of the difference over norm)\n", a.distance_sum / rows,
-             a.distance_max);
-  fmt::print("disagreements        {}, of them {} near-ties (within {} nats); widest {:.4f} nats\n", differ, a.near_ties,
-             options.near_tie, a.widest);
+  fmt::print("top-1 agreement      {:.4f} %  ({} of {} tokens)\n",
+             100.0 * static_cast<double>(a.agree) / rows, a.agree, a.rows);
+  fmt::print("KL divergence        mean {:.3e}, max {:.3e} nats (token {})\n", a.kl_sum / rows, a.kl_max,
+             a.kl_max_row);
+  fmt::print("logits, relative     mean {:.3e}, max {:.3e} (norm of the difference over norm)\n",
+             a.distance_sum / rows, a.distance_max);
+  fmt::print("disagreements        {}, of them {} near-ties (within {} nats); widest {:.4f} nats\n", differ,
+             a.near_ties, options.near_tie, a.widest);
 }
 
 Result<void> agreement(const EvalOptions& options) {
@@ -215,7 +206,8 @@ Result<void> agreement(const EvalOptions& options) {
   Agreement result;
   std::vector<float> expected;
   for (size_t begin = 0; begin < tokens.size(); begin += chosen.window) {
-    const auto window = std::span(tokens).subspan(begin, std::min<size_t>(chosen.window, tokens.size() - begin));
+    const auto window =
+        std::span(tokens).subspan(begin, std::min<size_t>(chosen.window, tokens.size() - begin));
     // A chunk at a time of each would need two states fed in turn; a window's logits fit in memory instead.
     expected.clear();
     LILY_TRY_VOID(score(other, window, [&](size_t, std::span<const float> logits) -> Result<void> {
@@ -234,7 +226,7 @@ Result<void> agreement(const EvalOptions& options) {
 }
 
 Result<std::vector<int32_t>> read_ids(const fs::path& path, uint32_t vocab) {
-  LILY_TRY(const std::string text, read_file(path));
+  LILY_TRY(const std::string text, read_input(path));
   boost::system::error_code error;
   const boost::json::value value = boost::json::parse(text, error);
   if (error || !value.is_array() || value.get_array().empty()) {
@@ -244,8 +236,8 @@ Result<std::vector<int32_t>> read_ids(const fs::path& path, uint32_t vocab) {
   std::vector<int32_t> ids;
   for (const boost::json::value& id : value.get_array()) {
     if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() >= vocab) {
-      return fail(ErrorKind::invalid_input, "'{}': entry {}: expected an id in [0, {}), found {}", path.string(),
-                  ids.size(), vocab, boost::json::serialize(id));
+      return fail(ErrorKind::invalid_input, "'{}': entry {}: expected an id in [0, {}), found {}",
+                  path.string(), ids.size(), vocab, boost::json::serialize(id));
     }
     ids.push_back(static_cast<int32_t>(id.get_int64()));
   }
@@ -269,16 +261,14 @@ std::string npy_header(size_t rows, size_t cols) {
   return header + text;
 }
 
-Result<void> write_logits(const EvalOptions& options, const LoadedModel& model, std::span<const int32_t> ids) {
-  std::ofstream out(options.out, std::ios::binary | std::ios::trunc);
-  if (!out) {
-    return fail_errno("cannot open", options.out.string());
-  }
+Result<void> write_logits(const EvalOptions& options, std::ofstream& out, const LoadedModel& model,
+                          std::span<const int32_t> ids) {
   const std::string header = npy_header(ids.size(), model.plan.shape.vocab);
   out.write(header.data(), static_cast<std::streamsize>(header.size()));
   ProgressBar progress("computing");
   LILY_TRY_VOID(score(model, ids, [&](size_t row, std::span<const float> logits) -> Result<void> {
-    out.write(reinterpret_cast<const char*>(logits.data()), static_cast<std::streamsize>(logits.size_bytes()));
+    out.write(reinterpret_cast<const char*>(logits.data()),
+              static_cast<std::streamsize>(logits.size_bytes()));
     if (!out) {
       return fail_errno("cannot write", options.out.string());
     }
@@ -298,15 +288,21 @@ Result<void> logits(EvalOptions options) {
   LILY_TRY(const ModelConfig config, read_model_config(folder));
   LILY_TRY(const std::vector<int32_t> ids, read_ids(options.ids, config.shape.vocab));
   if (ids.size() > Limits::kMaxContext) {
-    return fail(ErrorKind::limit, "'{}': expected at most {} ids, found {}", options.ids.string(), Limits::kMaxContext,
-                ids.size());
+    return fail(ErrorKind::limit, "'{}': expected at most {} ids, found {}", options.ids.string(),
+                Limits::kMaxContext, ids.size());
   }
   options.device.plan.context = std::max(static_cast<uint32_t>(ids.size()), Limits::kMinContext);
   options.device.plan.sequences = 1;
   LILY_TRY(const LoadedModel model, load_model(options.model, options.device, /*with_tokenizer=*/false));
-  if (auto written = write_logits(options, model, ids); !written) {
+  std::ofstream out(options.out, std::ios::binary | std::ios::trunc);
+  if (!out) {
+    return fail_errno("cannot open", options.out.string());
+  }
+  if (auto written = write_logits(options, out, model, ids); !written) {
     std::error_code ignored;
-    fs::remove(options.out, ignored);  // half a result would be read as one
+    if (fs::is_regular_file(options.out, ignored)) {  // never a device or a pipe
+      fs::remove(options.out, ignored);               // half a result would be read as one
+    }
     return written;
   }
   return {};
@@ -325,7 +321,8 @@ void add_perplexity(CLI::App& eval, CommandLine& line) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* command = eval.add_subcommand(
       "perplexity",
-      "Perplexity of a text. Windows of --window tokens, each --stride after the one before; the first scores all "
+      "Perplexity of a text. Windows of --window tokens, each --stride after the one before; the first "
+      "scores all "
       "its tokens but the very first, each other one only the tokens that none scored before.");
   command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
   add_text_options(*command, *options);
@@ -337,16 +334,18 @@ void add_perplexity(CLI::App& eval, CommandLine& line) {
 
 void add_agreement(CLI::App& eval, CommandLine& line) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* command = eval.add_subcommand(
-      "agreement",
-      "How far two models, or one model on two devices, agree on every next token of a text: top-1 agreement, "
-      "KL(other || MODEL), and whether disagreements are near-ties. Windows of --window tokens, side by side.");
+  CLI::App* command = eval.add_subcommand("agreement",
+                                          "How far two models, or one model on two devices, agree on every "
+                                          "next token of a text: top-1 agreement, "
+                                          "KL(other || MODEL), and whether disagreements are near-ties. "
+                                          "Windows of --window tokens, side by side.");
   command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
   command->add_option("--against", options->against, "the other model; left out: MODEL itself");
   command->add_option("--against-device", options->against_device,
                       "device of the other model; left out: reference without --against, else --device");
-  command->add_option("--near-tie", options->near_tie,
-                      "a disagreement is a near-tie when the other model prefers its token by at most this many nats");
+  command->add_option(
+      "--near-tie", options->near_tie,
+      "a disagreement is a near-tie when the other model prefers its token by at most this many nats");
   add_text_options(*command, *options);
   options->window = 512;
   add_device_options(*command, options->device);
@@ -355,8 +354,8 @@ void add_agreement(CLI::App& eval, CommandLine& line) {
 
 void add_logits(CLI::App& eval, CommandLine& line) {
   auto options = std::make_shared<EvalOptions>();
-  CLI::App* command =
-      eval.add_subcommand("logits", "Logits after every token of a list, as a float32 array [tokens, vocabulary]");
+  CLI::App* command = eval.add_subcommand(
+      "logits", "Logits after every token of a list, as a float32 array [tokens, vocabulary]");
   command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
   command->add_option("--tokens", options->ids, "a JSON array of token ids")->required();
   command->add_option("--out", options->out, "the .npy file to write")->required();

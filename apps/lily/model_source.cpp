@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <fstream>
 
+#include "apps/lily/commands.h"
 #include "apps/lily/progress.h"
 #include "base/log.h"
 
@@ -110,10 +111,11 @@ Result<fs::path> find_model(const std::string& model) {
   if (model.empty()) {
     return built_in_model();
   }
-  if (fs::is_directory(model)) {
+  std::error_code ignored;  // a name too long for a file is no folder either
+  if (fs::is_directory(model, ignored)) {
     return fs::path(model);
   }
-  if (fs::exists(model)) {
+  if (fs::exists(model, ignored)) {
     return fail(ErrorKind::invalid_input, "'{}' is a file: expected the checkpoint's folder", model);
   }
   if (!is_repository_name(model)) {
@@ -122,7 +124,7 @@ Result<fs::path> find_model(const std::string& model) {
   std::string folder_name = "models--" + model;
   folder_name.replace(folder_name.find('/'), 1, "--");
   const fs::path repository = hugging_face_cache() / folder_name;
-  if (!fs::is_directory(repository)) {
+  if (!fs::is_directory(repository, ignored)) {
     return fail(ErrorKind::not_found,
                 "no folder '{}', and '{}' is not in the Hugging Face cache. Get it with: hf download {}",
                 model, repository.string(), model);
@@ -132,7 +134,8 @@ Result<fs::path> find_model(const std::string& model) {
 
 void add_compute_options(CLI::App& app, DeviceOptions& options) {
   app.add_option("--device", options.device, "auto, or one that `lily devices` lists");
-  app.add_option("--threads", options.backend.threads, "threads to compute with; 0 = all usable cores");
+  app.add_option("--threads", options.backend.threads, "threads to compute with; 0 = all usable cores")
+      ->check(CLI::Range(0U, kMostThreads));
   app.add_option("--isa", options.backend.isa,
                  "instruction set of the CPU kernels; empty = the best this machine has");
   app.add_option("--chunk", options.plan.chunk, "prompt tokens computed in one step")

@@ -1,4 +1,5 @@
 #include "apps/lily/progress.h"
+#include "apps/lily/say.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -23,12 +24,12 @@ void ProgressBar::update(double done) {
   }
   last_ = percent;
   shown_ = true;
-  fmt::print(stderr, "{}{} {:3d} %{}", terminal_ ? "\r" : "", what_, percent, terminal_ ? "" : "\n");
+  say("{}{} {:3d} %{}", terminal_ ? "\r" : "", what_, percent, terminal_ ? "" : "\n");
 }
 
 void ProgressBar::finish() {
   if (shown_ && terminal_) {
-    fmt::print(stderr, "\r{} 100 %\n", what_);
+    say("\r{} 100 %\n", what_);
   }
 }
 

@@ -1,8 +1,5 @@
 // lily run: one prompt, one answer.
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 #include <memory>
 
 #include <boost/json/object.hpp>
@@ -10,6 +7,8 @@
 
 #include "apps/lily/assistant.h"
 #include "apps/lily/commands.h"
+#include "apps/lily/input.h"
+#include "apps/lily/say.h"
 
 namespace lily::app {
 namespace {
@@ -24,21 +23,6 @@ struct RunOptions {
   AnswerOptions answer;
   DeviceOptions device;
 };
-
-Result<std::string> read_all(const std::string& path) {
-  if (path == "-") {
-    return std::string(std::istreambuf_iterator<char>(std::cin), {});
-  }
-  std::ifstream file(path, std::ios::binary);
-  if (!file) {
-    return fail_errno("cannot open", path);
-  }
-  std::string text(std::istreambuf_iterator<char>(file), {});
-  if (file.bad()) {
-    return fail_errno("cannot read", path);
-  }
-  return text;
-}
 
 std::string to_json(const Answer& answer) {
   boost::json::object out{{"text", answer.content}, {"reasoning", answer.reasoning}};
@@ -59,7 +43,7 @@ std::string to_json(const Answer& answer) {
 Result<GenerationRequest> prepare(const RunOptions& options, const Assistant& assistant) {
   std::string prompt = options.prompt;
   if (!options.prompt_file.empty()) {
-    LILY_TRY(prompt, read_all(options.prompt_file));
+    LILY_TRY(prompt, read_input(options.prompt_file));
   }
   if (options.raw) {
     return assistant.prepare_raw(options.answer.request({}), prompt);
@@ -91,7 +75,7 @@ Result<void> run(const RunOptions& options) {
   if (!answer.finished) {
     return fail(ErrorKind::cancelled, "interrupted");
   }
-  fmt::print(stderr, "{}\n", timing_line(*answer.finished));
+  say("{}\n", timing_line(*answer.finished));
   return {};
 }
 

@@ -14,6 +14,7 @@
 
 #include "apps/lily/commands.h"
 #include "apps/lily/model_source.h"
+#include "apps/lily/say.h"
 #include "base/log.h"
 #include "engine/engine.h"
 #include "server/server.h"
@@ -137,21 +138,19 @@ Result<Served> load(const ServeOptions& options) {
 
 void say_how_to_talk(const std::string& url, const std::string& name, const Served& served, bool key) {
   const char* header = key ? " -H \"Authorization: Bearer $LILY_API_KEY\"" : "";
-  fmt::print(stderr,
-             "\n{} is ready on {} ({} tokens of context, {} at once). Talk to it with\n\n"
-             "  curl -N {}/v1/chat/completions -H 'Content-Type: application/json'{} -d '{{\n"
-             "    \"model\": \"{}\", \"stream\": true,\n"
-             "    \"messages\": [{{\"role\": \"user\", \"content\": \"Name three rivers.\"}}]\n"
-             "  }}'\n\n"
-             "or any client of OpenAI's API with the base URL {}/v1. Ctrl-C ends it.\n\n",
-             name, url, served.engine->plan().context, served.engine->plan().sequences, url, header, name,
-             url);
+  say("\n{} is ready on {} ({} tokens of context, {} at once). Talk to it with\n\n"
+      "  curl -N {}/v1/chat/completions -H 'Content-Type: application/json'{} -d '{{\n"
+      "    \"model\": \"{}\", \"stream\": true,\n"
+      "    \"messages\": [{{\"role\": \"user\", \"content\": \"Name three rivers.\"}}]\n"
+      "  }}'\n\n"
+      "or any client of OpenAI's API with the base URL {}/v1. Ctrl-C ends it.\n\n",
+      name, url, served.engine->plan().context, served.engine->plan().sequences, url, header, name, url);
   std::fflush(stderr);
 }
 
 // The first signal lets answers finish for a while, the second ends them.
 void end(Server& server, const Signals& signals, double seconds) {
-  fmt::print(stderr, "lily: finishing what runs, for up to {:g} s; again to end at once\n", seconds);
+  say("lily: finishing what runs, for up to {:g} s; again to end at once\n", seconds);
   std::atomic<bool> ended{false};
   std::thread drain([&] {
     server.drain(seconds);
@@ -177,7 +176,7 @@ Result<void> serve(ServeOptions options) {
   std::future<Result<Served>> loading = std::async(std::launch::async, [&options] { return load(options); });
   while (loading.wait_for(std::chrono::seconds(0)) != std::future_status::ready) {
     if (signals.wait(20)) {  // loading cannot be told to end
-      fmt::print(stderr, "lily: stopped while loading\n");
+      say("lily: stopped while loading\n");
       std::fflush(stderr);
       std::_Exit(0);
     }
@@ -210,7 +209,7 @@ void add_options(CLI::App& app, ServeOptions& options) {
   app.add_option("--cors-origin", options.server.allowed_origin,
                  "origin of web pages that may call this server; * = all, empty = none");
   app.add_option("--drain", options.drain_seconds, "seconds that running answers get after Ctrl-C or SIGTERM")
-      ->check(CLI::Range(0.0, 3600.0));
+      ->check(number_from(0, 3600));
   add_device_options(app, options.device);
 }
 

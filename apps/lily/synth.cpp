@@ -8,6 +8,7 @@
 #include "apps/lily/cancel.h"
 #include "apps/lily/commands.h"
 #include "apps/lily/progress.h"
+#include "apps/lily/say.h"
 
 namespace lily::app {
 namespace {
@@ -41,11 +42,9 @@ Result<void> run(const Options& given) {
            }));
   bar.finish();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print(stderr, "{:.2f} GB in {:.1f} s\n", static_cast<double>(report.bytes) / 1e9, seconds);
+  say("{:.2f} GB in {:.1f} s\n", static_cast<double>(report.bytes) / 1e9, seconds);
   if (!report.has_tokenizer) {
-    fmt::print(
-        stderr,
-        "no tokenizer: the checkpoint is for `lily eval logits` and other computing on token ids; give "
+    say("no tokenizer: the checkpoint is for `lily eval logits` and other computing on token ids; give "
         "--tokenizer FOLDER for one that can be talked to\n");
   }
   fmt::print("{}\n", given.destination);
@@ -74,7 +73,8 @@ void add_synth(CommandLine& line) {
       ->check(CLI::IsMember({32, 64, 128}));
   command->add_option("--scales", options->float_type, "type of scales and unquantised tensors")
       ->check(CLI::IsMember({"bf16", "f16", "f32"}));
-  command->add_option("--threads", options->synth.threads, "0: all usable cores");
+  command->add_option("--threads", options->synth.threads, "0: all usable cores")
+      ->check(CLI::Range(0U, kMostThreads));
   command->callback([&line, options] { line.chosen = [options] { return run(*options); }; });
 }
 
