@@ -4,6 +4,22 @@
 #include <boost/json/serialize.hpp>
 
 namespace lily {
+namespace {
+
+// An error repeats what was wrong; a client that sent megabytes there does not get them back.
+std::string clipped(std::string_view text) {
+  constexpr size_t kMost = 1000;
+  if (text.size() <= kMost) {
+    return std::string(text);
+  }
+  size_t end = kMost;
+  while (end > 0 && (static_cast<unsigned char>(text[end]) & 0xC0U) == 0x80U) {  // inside a character
+    --end;
+  }
+  return std::string(text.substr(0, end)) + "...";
+}
+
+}  // namespace
 
 ApiError bad_field(std::string param, std::string message) {
   ApiError error;
@@ -74,9 +90,10 @@ ApiError from_error(const Error& error) {
 
 std::string to_json(const ApiError& error) {
   boost::json::object body;
-  body["message"] = error.message;
+  body["message"] = clipped(error.message);
   body["type"] = error.type;
-  body["param"] = error.param.empty() ? boost::json::value(nullptr) : boost::json::value(error.param);
+  body["param"] =
+      error.param.empty() ? boost::json::value(nullptr) : boost::json::value(clipped(error.param));
   body["code"] = error.code.empty() ? boost::json::value(nullptr) : boost::json::value(error.code);
   boost::json::object out;
   out["error"] = std::move(body);

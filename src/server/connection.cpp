@@ -1,6 +1,9 @@
 #include "server/connection.h"
 
+#include <poll.h>
+
 #include <algorithm>
+#include <atomic>
 #include <boost/asio/co_spawn.hpp>
 #include <boost/asio/post.hpp>
 #include <boost/asio/redirect_error.hpp>
@@ -20,6 +23,7 @@ namespace asio = boost::asio;
 using boost::system::error_code;
 
 constexpr size_t kWriteBytes = 64U << 10;
+constexpr std::chrono::seconds kPeerCheck{1};
 constexpr size_t kMaxLingerBytes = 256U << 20;
 
 }  // namespace
@@ -65,12 +69,27 @@ void Connection::begin_drain() {
 }
 
 Connection::Awaitable<void> Connection::wait(Clock::time_point deadline) {
+  // Nothing is read while the input is full, so that the end of it would not be seen: look for it instead.
+  const bool look = watching_ && !reading_ && !closed_;
   if (!woken_) {
-    wake_.expires_at(deadline);
+    wake_.expires_at(look ? std::min(deadline, Clock::now() + kPeerCheck) : deadline);
     error_code ignored;
     co_await wake_.async_wait(asio::redirect_error(asio::use_awaitable, ignored));
   }
   woken_ = false;
+  if (look && peer_has_closed()) {
+    close();
+  }
+}
+
+bool Connection::peer_has_closed() {
+#ifdef POLLRDHUP
+  constexpr short kClosed = POLLRDHUP | POLLHUP | POLLERR;
+#else
+  constexpr short kClosed = POLLHUP | POLLERR;
+#endif
+  pollfd socket{socket_.native_handle(), static_cast<short>(kClosed), 0};
+  return socket_.is_open() && ::poll(&socket, 1, 0) > 0 && (socket.revents & kClosed) != 0;
 }
 
 void Connection::notify() {
@@ -114,13 +133,16 @@ Connection::Awaitable<bool> Connection::on_worker(std::function<void()> work) {
   struct Task {
     std::function<void()> work;
     bool done = false;  // on the thread of run() only
+    std::atomic<bool> wanted{true};
   };
   const auto task = std::make_shared<Task>();
   task->work = std::move(work);
   const std::weak_ptr<Connection> weak = weak_from_this();
   asio::io_context& io = core_.io;
   asio::post(core_.workers, [task, weak, &io] {
-    task->work();
+    if (task->wanted) {  // not for a client that has gone while it waited for a worker
+      task->work();
+    }
     asio::post(io, [task, weak] {
       task->done = true;
       if (const std::shared_ptr<Connection> self = weak.lock()) {
@@ -131,6 +153,7 @@ Connection::Awaitable<bool> Connection::on_worker(std::function<void()> work) {
   while (!task->done && !closed_) {
     co_await wait(Clock::time_point::max());
   }
+  task->wanted = false;
   co_return task->done && !closed_;
 }
 

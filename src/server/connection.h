@@ -67,6 +67,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Awaitable<void> linger();
   HttpResponse simple_answer() const;
   void pump();
+  bool peer_has_closed();
   void on_read(const boost::system::error_code& ec, size_t bytes);
   Framing framing(bool chunked) const;
 

@@ -32,6 +32,7 @@ struct HttpParser::Impl {
   ApiError error;
 
   void read_header();
+  bool check_codings();
   void fail_with(const boost::system::error_code& ec, const Limits& limits);
   Limits limits{};
 };
@@ -51,6 +52,25 @@ void HttpParser::Impl::read_header() {
   request.has_body = parser.chunked() || parser.content_length().value_or(0) > 0;
   request.bearer = bearer_of(message);
   request.wanted_headers = text(message[http::field::access_control_request_headers]);
+}
+
+// A body in a coding that is not undone here: its end is not known, or its bytes are not the JSON they stand
+// for.
+bool HttpParser::Impl::check_codings() {
+  const std::string transfer = text(parser.get()[http::field::transfer_encoding]);
+  const std::string content = text(parser.get()[http::field::content_encoding]);
+  if (!transfer.empty() && !boost::beast::iequals(transfer, "chunked")) {
+    error.message = fmt::format(
+        "The Transfer-Encoding '{}' is not supported: send 'chunked' or a Content-Length.", transfer);
+  } else if (!content.empty() && !boost::beast::iequals(content, "identity")) {
+    error.status = 415;
+    error.message =
+        fmt::format("The Content-Encoding '{}' is not supported: send the body as it is.", content);
+  } else {
+    return true;
+  }
+  state = State::failed;
+  return false;
 }
 
 void HttpParser::Impl::fail_with(const boost::system::error_code& ec, const Limits& of) {
@@ -93,6 +113,9 @@ size_t HttpParser::feed(std::string_view bytes) {
     }
     if (impl.state == State::header && impl.parser.is_header_done()) {
       impl.read_header();
+      if (!impl.check_codings()) {
+        break;
+      }
       impl.parser.eager(true);
       impl.state = impl.parser.is_done() ? State::done : State::body;
       break;

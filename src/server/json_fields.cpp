@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "text/json.h"
+#include "text/unicode.h"
 
 namespace lily {
 namespace {
@@ -71,6 +72,10 @@ double as_double(const json::value& value) {
 }  // namespace
 
 ApiResult<json::value> parse_body(std::string_view text) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  if (text.substr(0, kByteOrderMark.size()) == kByteOrderMark) {
+    text.remove_prefix(kByteOrderMark.size());
+  }
   Result<json::value> value = parse_json(text);
   if (!value && text.find("\\u") != std::string_view::npos) {
     Result<json::value> repaired = parse_json(without_lone_surrogates(text));
@@ -79,10 +84,12 @@ ApiResult<json::value> parse_body(std::string_view text) {
     }
   }
   if (!value) {
-    return tl::unexpected<ApiError>(bad_field(
-        "", text.empty()
-                ? "The body of the request is empty; expected a JSON object."
-                : fmt::format("The body of the request is not valid JSON: {}.", value.error().message)));
+    const size_t invalid = first_invalid(text);
+    return tl::unexpected<ApiError>(
+        bad_field("", text.empty() ? "The body of the request is empty; expected a JSON object."
+                      : invalid < text.size()
+                          ? fmt::format("The body of the request is not valid UTF-8 at byte {}.", invalid)
+                          : fmt::format("The body of the request is {}.", value.error().message)));
   }
   return std::move(*value);
 }

@@ -17,6 +17,7 @@ namespace json = boost::json;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 // Below it the quotient logit / temperature may overflow; the answer is the greedy one long before.
 constexpr double kSmallestTemperature = 1e-4;
+constexpr size_t kMaxModelBytes = 1024;
 
 std::optional<float> to_float(std::optional<double> value) {
   return value ? std::optional<float>(static_cast<float>(*value)) : std::nullopt;
@@ -304,6 +305,10 @@ ApiResult<ChatRequest> parse_chat_request(const json::value& body) {
   const Fields fields(body.get_object(), "", faults);
   ChatRequest request;
   request.model = fields.string("model").value_or("");
+  if (request.model.size() > kMaxModelBytes) {  // it is repeated in every chunk
+    faults.add("model", fmt::format("'model' has {} bytes; at most {} are allowed.", request.model.size(),
+                                    kMaxModelBytes));
+  }
   request.conversation.messages = parse_messages(fields);
   parse_tools_fields(fields, request);
   request.stream = fields.boolean("stream").value_or(false);

@@ -164,6 +164,7 @@ Result<void> Server::Impl::open() {
 
 asio::awaitable<void> Server::Impl::accept(tcp::acceptor& acceptor) {
   asio::steady_timer pause(core.io);
+  bool told = false;  // once, not ten times a second
   while (acceptor.is_open()) {
     error_code ec;
     tcp::socket socket(core.io);
@@ -172,11 +173,15 @@ asio::awaitable<void> Server::Impl::accept(tcp::acceptor& acceptor) {
       break;
     }
     if (ec) {  // out of file descriptors, most likely: those who leave make room
-      log_warn("cannot accept a connection: {}", ec.message());
+      if (!told) {
+        log_warn("cannot accept connections for now: {}", ec.message());
+      }
+      told = true;
       pause.expires_after(std::chrono::milliseconds(100));
       co_await pause.async_wait(asio::redirect_error(asio::use_awaitable, ec));
       continue;
     }
+    told = false;
     try {
       configure(socket, core.options);
       std::make_shared<Connection>(std::move(socket), core)->start();

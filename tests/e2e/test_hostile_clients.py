@@ -1,0 +1,72 @@
+"""Clients that send what no client should."""
+import gzip
+import json
+import re
+import socket
+import time
+
+import httpx
+
+from server_process import Server
+
+CHAT = "/v1/chat/completions"
+BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
+
+
+def connect(server) -> socket.socket:
+    host, port = re.fullmatch(r"http://(.*):(\d+)", server.base).groups()
+    return socket.create_connection((host, int(port)), timeout=60)
+
+
+def everything(connection) -> bytes:
+    text = b""
+    while piece := connection.recv(65536):
+        text += piece
+    return text
+
+
+def test_a_body_in_an_unknown_coding_is_refused_and_not_read_as_the_next_request(server):
+    with connect(server) as connection:
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n"
+                           b"GET /v1/models HTTP/1.1\r\n\r\n")
+        answer = everything(connection)
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"Transfer-Encoding" in answer
+    assert answer.count(b"HTTP/1.1") == 1
+    squeezed = httpx.post(server.url(CHAT), content=gzip.compress(json.dumps(BODY).encode()),
+                          headers={"Content-Encoding": "gzip"}, timeout=60)
+    assert squeezed.status_code == 415
+    assert "gzip" in squeezed.json()["error"]["message"]
+
+
+def test_a_byte_order_mark_is_skipped_and_invalid_utf8_is_named(server):
+    text = json.dumps(BODY).encode()
+    assert httpx.post(server.url(CHAT), content=b"\xef\xbb\xbf" + text, timeout=60).status_code == 200
+    answer = httpx.post(server.url(CHAT), content=text.replace(b"Hi", b"\xff"), timeout=60)
+    assert answer.status_code == 400
+    assert "not valid UTF-8 at byte" in answer.json()["error"]["message"]
+
+
+def test_an_error_does_not_send_megabytes_back(server):
+    for body in (BODY | {"model": "é" * 1_000_000}, BODY | {"messages": [{"role": "é" * 1_000_000}]},
+                 BODY | {"reasoning_effort": "é" * 1_000_000}, BODY | {"logit_bias": {"é" * 1_000_000: 1}}):
+        answer = httpx.post(server.url(CHAT), json=body, timeout=60)
+        assert answer.status_code == 400
+        assert len(answer.content) < 5000
+        assert "\ufffd" not in answer.text
+
+
+def test_a_client_that_leaves_behind_a_backlog_is_noticed(model):
+    with Server(model, "--parallel", "1", "--ctx", "32768") as server:
+        connection = connect(server)
+        text = json.dumps(BODY | {"max_tokens": 30000, "logit_bias": {"100": 100}}).encode()
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+        connection.settimeout(1)
+        try:
+            connection.sendall(b"GET /health HTTP/1.1\r\n\r\n" * 50_000)
+        except TimeoutError:
+            pass  # more than the server reads ahead
+        connection.close()
+        begin = time.monotonic()
+        server.wait_for_log("finish=cancelled", 10)
+        assert httpx.post(server.url(CHAT), json=BODY, timeout=60).status_code == 200
+        assert time.monotonic() - begin < 15
