@@ -47,7 +47,7 @@ std::vector<Case> body_cases() {
       {"empty", "", "", "is empty"},
       {"not_json", "{", "", "not valid JSON"},
       {"two_values", "{} {}", "", "not valid JSON"},
-      {"invalid_utf8", "{\"messages\":\"\xff\"}", "", "not valid JSON"},
+      {"invalid_utf8", "{\"messages\":\"\xff\"}", "", "not valid UTF-8 at byte 13"},
       {"too_deep", std::string(5000, '[') + std::string(5000, ']'), "", "not valid JSON"},
       {"array", "[]", "", "must be a JSON object, not an array"},
       {"string", "\"hi\"", "", "must be a JSON object, not a string"},
