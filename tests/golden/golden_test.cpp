@@ -335,6 +335,12 @@ TEST_P(Golden, LogitsAndStreamsAgree) {
   ASSERT_TRUE(backend.has_value()) << backend.error().message;
   ASSERT_TRUE((*backend)->load(*checkpoint.file, *plan, [](double) {}).has_value());
   for (const json::value& prompt : vectors.root.at("prompts").as_array()) {
+    // The reference multiplies every row by a head of 248,320 rows: its long prompts are those of the small
+    // shape.
+    if (device == "reference" && shape_.id == ShapeId::qwen36 &&
+        prompt.at("tokens").as_array().size() > 200) {
+      continue;
+    }
     SCOPED_TRACE(std::string(prompt.at("name").as_string()));
     check_prompt(**backend, *checkpoint.file, vectors, prompt);
   }
