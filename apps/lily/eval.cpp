@@ -187,7 +187,7 @@ Result<void> agreement(const EvalOptions& options) {
   if (chosen.against.empty()) {
     chosen.against = chosen.model;
     if (chosen.against_device.empty()) {
-      chosen.against_device = "reference";
+      chosen.against_device = chosen.device.device == "reference" ? "auto" : "reference";
     }
   }
   LILY_TRY(const LoadedModel model, load_for_windows(chosen.model, chosen.device, chosen.window));
@@ -342,7 +342,8 @@ void add_agreement(CLI::App& eval, CommandLine& line) {
   command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
   command->add_option("--against", options->against, "the other model; left out: MODEL itself");
   command->add_option("--against-device", options->against_device,
-                      "device of the other model; left out: reference without --against, else --device");
+                      "device of the other model; left out: --device with --against, else the reference (or "
+                      "auto, against the reference)");
   command->add_option(
       "--near-tie", options->near_tie,
       "a disagreement is a near-tie when the other model prefers its token by at most this many nats");
