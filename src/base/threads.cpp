@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -153,8 +154,12 @@ struct ThreadPool::Impl {
 
 ThreadPool::ThreadPool(unsigned threads) : impl_(std::make_unique<Impl>()) {
   const unsigned count = threads == 0 ? usable_cores() : threads;
-  for (unsigned worker = 1; worker < count; ++worker) {
-    impl_->threads.emplace_back([impl = impl_.get(), worker] { impl->work(worker); });
+  try {
+    for (unsigned worker = 1; worker < count; ++worker) {
+      impl_->threads.emplace_back([impl = impl_.get(), worker] { impl->work(worker); });
+    }
+  } catch (const std::system_error&) {
+    // The system refuses more threads: the team is those it gave. size() tells.
   }
 }
 
