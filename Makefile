@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 MODEL ?=
 SERVE_ARGS ?=
 
-.PHONY: serve test build setup clean format tidy fuzz asan tsan
+.PHONY: serve test build setup clean format
 
 # Installs what is missing, builds, and serves a model on 127.0.0.1:8080. MODEL=folder-or-repository chooses another.
 serve: build
