@@ -3,9 +3,9 @@
 #include <array>
 #include <cstring>
 
+#include "model/rope.h"
 #include "reference/blocks.h"
 #include "reference/linear.h"
-#include "reference/rope.h"
 
 namespace lily::reference {
 namespace {

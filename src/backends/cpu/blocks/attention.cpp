@@ -3,12 +3,12 @@
 #include <cmath>
 
 #include "backends/cpu/blocks/batches.h"
+#include "model/rope.h"
 
 namespace lily::cpu {
 namespace {
 
 constexpr uint32_t kDim = Shape::kHeadDim;
-constexpr uint32_t kHalf = Shape::kRotaryDim / 2;
 static_assert(kAttendTokens == host::kBlockTokens);
 
 // A row's tokens are cut into partitions of this many blocks, whose partial sums are combined in order: the
@@ -17,43 +17,6 @@ constexpr uint32_t kPartitionBlocks = 8;
 constexpr uint32_t kPartitionTokens = kPartitionBlocks * host::kBlockTokens;
 
 uint32_t partitions_of(uint32_t tokens) { return (tokens + kPartitionTokens - 1) / kPartitionTokens; }
-
-struct Turn {
-  std::array<float, kHalf> cosine;
-  std::array<float, kHalf> sine;
-};
-
-// 1 / theta^(2j/64) with every step rounded to float32, as the published code rounds it: at large positions
-// the rounding is part of the model.
-std::array<float, kHalf> make_frequencies() {
-  std::array<float, kHalf> frequencies{};
-  for (uint32_t j = 0; j < kHalf; ++j) {
-    const float exponent = static_cast<float>(2 * j) / static_cast<float>(Shape::kRotaryDim);
-    frequencies[j] = 1.0F / static_cast<float>(std::pow(Shape::kRopeTheta, static_cast<double>(exponent)));
-  }
-  return frequencies;
-}
-
-// Equation 6: angles in float32 as well, their cosines and sines in double.
-Turn turn_of(uint32_t position) {
-  static const std::array<float, kHalf> kFrequencies = make_frequencies();
-  Turn turn{};
-  for (uint32_t j = 0; j < kHalf; ++j) {
-    const auto angle = static_cast<double>(static_cast<float>(position) * kFrequencies[j]);
-    turn.cosine[j] = static_cast<float>(std::cos(angle));
-    turn.sine[j] = static_cast<float>(std::sin(angle));
-  }
-  return turn;
-}
-
-void rotate(const Turn& turn, float* x) {
-  for (uint32_t j = 0; j < kHalf; ++j) {
-    const float a = x[j];
-    const float b = x[j + kHalf];
-    x[j] = a * turn.cosine[j] - b * turn.sine[j];
-    x[j + kHalf] = b * turn.cosine[j] + a * turn.sine[j];
-  }
-}
 
 }  // namespace
 
@@ -92,13 +55,13 @@ void CpuBlocks::attention(uint32_t layer, std::span<const host::Segment> segment
 void CpuBlocks::write_keys_values(const AttentionBatch& batch, const Piece& piece, uint32_t row) const {
   const size_t r = piece.first_row + row;
   const uint32_t position = piece.position + row;
-  const Turn turn = turn_of(position);
+  const Rotation rotation = rotation_at(position);
   const float scale = 1.0F / std::sqrt(static_cast<float>(kDim));
   for (uint32_t h = 0; h < shape_.q_heads; ++h) {
     float* q = batch.q + r * shape_.q_width() + size_t{h} * kDim;
     const float* projected = batch.q_gate + (r * shape_.q_heads + h) * 2 * kDim;
     kernels_.rms_norm({projected, batch.dense->q_norm.data(), q, kDim});
-    rotate(turn, q);
+    rotate(rotation, q);
     for (uint32_t d = 0; d < kDim; ++d) {
       q[d] *= scale;  // a power of two: exact
     }
@@ -109,7 +72,7 @@ void CpuBlocks::write_keys_values(const AttentionBatch& batch, const Piece& piec
     float* k = batch.k + r * shape_.kv_width() + size_t{h} * kDim;
     const float* v = batch.v + r * shape_.kv_width() + size_t{h} * kDim;
     kernels_.rms_norm({k, batch.dense->k_norm.data(), k, kDim});
-    rotate(turn, k);
+    rotate(rotation, k);
     kernels_.to_bf16(k, piece.state->keys(batch.layer, h, block) + offset, kDim);
     kernels_.to_bf16(v, piece.state->values(batch.layer, h, block) + offset, kDim);
   }

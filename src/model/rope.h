@@ -6,7 +6,7 @@
 
 #include "model/shape.h"
 
-namespace lily::reference {
+namespace lily {
 
 inline constexpr uint32_t kRotaryPairs = Shape::kRotaryDim / 2;
 
@@ -26,4 +26,4 @@ Rotation rotation_at(uint32_t position);
 // x_j sin). The others pass.
 void rotate(const Rotation& rotation, float* head);
 
-}  // namespace lily::reference
+}  // namespace lily

@@ -1,8 +1,8 @@
-#include "reference/rope.h"
+#include "model/rope.h"
 
 #include <cmath>
 
-namespace lily::reference {
+namespace lily {
 
 const std::array<float, kRotaryPairs>& rotary_frequencies() {
   static const std::array<float, kRotaryPairs> frequencies = [] {
@@ -37,4 +37,4 @@ void rotate(const Rotation& rotation, float* head) {
   }
 }
 
-}  // namespace lily::reference
+}  // namespace lily
