@@ -138,7 +138,8 @@ Result<Served> load(const ServeOptions& options) {
 
 void say_how_to_talk(const std::string& url, const std::string& name, const Served& served, bool key) {
   const char* header = key ? " -H \"Authorization: Bearer $LILY_API_KEY\"" : "";
-  say("\n{} is ready on {} ({} tokens of context, {} at once). Talk to it with\n\n"
+  say("\n{} is ready on {} ({} tokens of context, {} at once). Open that address in a browser, or talk to it "
+      "with\n\n"
       "  curl -N {}/v1/chat/completions -H 'Content-Type: application/json'{} -d '{{\n"
       "    \"model\": \"{}\", \"stream\": true,\n"
       "    \"messages\": [{{\"role\": \"user\", \"content\": \"Name three rivers.\"}}]\n"
@@ -217,7 +218,7 @@ void add_options(CLI::App& app, ServeOptions& options) {
 
 void add_serve(CommandLine& line) {
   auto options = std::make_shared<ServeOptions>();
-  CLI::App* app = line.app.add_subcommand("serve", "Serve the OpenAI API");
+  CLI::App* app = line.app.add_subcommand("serve", "Serve the OpenAI API, and a page to talk to the model");
   add_options(*app, *options);
   app->callback([&line, options] { line.chosen = [options] { return serve(*options); }; });
 }
