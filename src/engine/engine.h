@@ -14,6 +14,7 @@
 #include "base/result.h"
 #include "sampling/sampling.h"
 #include "text/tokenizer.h"
+#include "text/tool_schemas.h"
 
 namespace lily {
 
@@ -28,6 +29,12 @@ struct GenerationRequest {
   std::vector<int32_t> stop_ids;     // end the answer; their text is never sent
   std::vector<std::string> stop;     // looked for in content only, never in reasoning
   std::optional<uint32_t> logprobs;  // top alternatives per token (0 = the chosen one alone); absent = none
+  std::shared_ptr<const ToolSchemas> tools;  // null: no text is a tool call
+  enum class Calls : uint8_t {
+    many,
+    one,      // the answer ends with its first call
+    dropped,  // calls are no part of the answer
+  } calls = Calls::many;
 };
 
 struct TokenInfo {
@@ -41,8 +48,9 @@ struct TokenInfo {
 };
 
 enum class FinishReason : uint8_t {
-  stop,    // a stop id or a stop string
-  length,  // max_tokens or the context is full
+  stop,        // a stop id or a stop string
+  length,      // max_tokens or the context is full
+  tool_calls,  // the answer ended with at least one whole tool call
 };
 
 struct Usage {
@@ -61,10 +69,18 @@ struct PromptProgress {
   uint32_t done;  // prompt tokens computed
   uint32_t total;
 };
+struct ToolCallDelta {
+  uint32_t index = 0;     // of the call in the answer
+  std::string name;       // of the function: in the first delta of a call alone
+  std::string arguments;  // the next part of the JSON text of an object
+  bool complete = false;  // the last delta of the call. A call that never gets it was cut off
+};
+// One of reasoning, content and call; never two.
 struct Delta {
-  std::string reasoning;  // never both non-empty
+  std::string reasoning;
   std::string content;
-  std::vector<TokenInfo> logprobs;  // of the tokens whose text this is, when asked for
+  std::vector<TokenInfo> logprobs;  // of the tokens whose text this is, when asked for; none of calls
+  std::optional<ToolCallDelta> call{};
 };
 struct Finished {
   FinishReason reason;

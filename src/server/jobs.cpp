@@ -89,6 +89,8 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   out.stop_ids = defaults.stop_ids;
   out.stop = request.stop;
   out.logprobs = request.logprobs;
+  out.tools = request.tools;
+  out.calls = request.calls;
   return out;
 }
 
