@@ -166,7 +166,9 @@ TEST_P(CpuBackend, TakesOtherFormats) {
   }
 }
 
-// All variants compute the same function: they differ by rounding, which four layers keep small.
+// All variants compute the same function. Where their roundings differ, an input falls to the next digit, and
+// from then on they are two quantisations of the same model: apart by at most the sum of their errors, each
+// within the tolerance of logits in docs/NUMERICS.md.
 TEST_P(CpuBackend, AgreesWithTheScalarVariant) {
   const Tokens tokens = tokens_of(100, 8);
   const Logits want = alone(*make_backend(kScalarKernels, 2), tokens, 100);
@@ -177,8 +179,7 @@ TEST_P(CpuBackend, AgreesWithTheScalarVariant) {
     difference += std::pow(double{logits[i]} - want[i], 2);
     size += std::pow(double{want[i]}, 2);
   }
-  EXPECT_LT(std::sqrt(difference / size),
-            2e-3);  // a rounding of bf16 keys and values that falls the other way
+  EXPECT_LT(std::sqrt(difference / size), 6e-2);
 }
 
 // Which kernels ran is seen by wrapping them.
@@ -230,8 +231,8 @@ TEST(CpuBlocksMemory, EstimateIsWhatTheBlocksAllocate) {
   const MemoryNeed large = blocks.estimate(tiny_weights(), plan_of(1024));
   EXPECT_LT(small.workspace, large.workspace);
   EXPECT_LT(large.workspace, 64U << 20);
-  EXPECT_GT(large.mapped, 0U);
-  EXPECT_LT(large.weights, 1U << 20);
+  EXPECT_EQ(large.mapped, tiny_weights().embed.table.total_bytes());
+  EXPECT_GE(large.weights, packed_forms(tiny_weights()).total_bytes());
 }
 
 }  // namespace
