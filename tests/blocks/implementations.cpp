@@ -30,12 +30,12 @@ const std::vector<Implementation>& implementations() {
                               std::make_unique<cpu::CpuBlocks>(*kernels, threads));
                         },
                         {.embed = 0,
-                         .delta_net = 2e-2,
-                         .attention = 1.5e-2,
-                         .moe = 2e-2,
+                         .delta_net = 5e-4,
+                         .attention = 4e-3,
+                         .moe = 3e-4,
                          .head = 5e-5,
-                         .state = 1.5e-4,
-                         .model = 7e-2,
+                         .state = 1e-4,
+                         .model = 1e-2,
                          .router = 3e-4}});
       }
     }

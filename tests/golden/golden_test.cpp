@@ -69,17 +69,17 @@ std::vector<int32_t> ints(const json::value& list) {
 
 // How far a device may be from both implementations.
 struct Bounds {
-  double relative;  // norm of the difference over norm, of all rows but those that are excused
-  double
-      near_tie;  // another argmax is right where the two logits are this close, in nats, whatever the error
+  double relative;    // norm of the difference over norm, of all rows but those that are excused
+  double near_tie;    // another argmax is right where the two logits are this close, in nats
   double router_gap;  // a row is excused where some layer's eighth and ninth expert are this close
   double excused;     // most rows that may be, as a share
 };
 
 // The reference: float32 throughout, the project's bound, and no excuses: the prompts have no near-ties. The
-// cpu backend quantises activations (docs/NUMERICS.md), which also moves the choice of experts more often.
+// cpu backend keeps keys and values in bf16 (docs/NUMERICS.md), which also moves the choice of experts more
+// often.
 Bounds bounds_of(std::string_view device) {
-  return device == "reference" ? Bounds{1e-4, 2e-3, 2e-5, 0} : Bounds{7e-2, 2e-3, 0.2, 0.5};
+  return device == "reference" ? Bounds{1e-4, 2e-3, 2e-5, 0} : Bounds{1e-2, 0.1, 0.05, 0.5};
 }
 
 // A checkpoint that exists while a test runs.
@@ -181,7 +181,7 @@ class Comparison {
       const auto found = std::span(scored.logits).subspan(row * vocab_, vocab_);
       const double distance = estimate(found, row);
       // Of 24 columns, the estimate is off by 15 % in the mean.
-      if (distance > bounds.relative && scored.router_gaps[row] < bounds.router_gap) {
+      if (distance > 2 * bounds.relative && scored.router_gaps[row] < bounds.router_gap) {
         ++excused;
         continue;
       }
@@ -189,7 +189,7 @@ class Comparison {
       const double slack = excused > 0 ? 10 : 1;
       EXPECT_LE(distance, 2 * slack * bounds.relative)
           << "row " << row << ", router gap " << scored.router_gaps[row];
-      EXPECT_FALSE(argmax_differs(found, row, distance, bounds.near_tie)) << "row " << row;
+      EXPECT_FALSE(argmax_differs(found, row, bounds.near_tie)) << "row " << row;
       check_sums(found, row, slack * bounds.relative);
       if (distance > 2 * bounds.relative) {
         continue;
@@ -227,13 +227,14 @@ class Comparison {
     EXPECT_NEAR(std::log(sum) + top_logits_[row * kTop], sums_[row], 40 * limit) << "row " << row;
   }
 
-  // Another largest logit is right where ours lies above theirs by no more than two logits of a row that is
-  // off by `distance` can: six times the deviation of one.
-  bool argmax_differs(std::span<const float> found, size_t row, double distance, double near_tie) const {
-    const float mine = *std::max_element(found.begin(), found.end());
-    const float theirs = found[static_cast<size_t>(top_ids_[row * kTop])];
-    const double deviation = distance * norms_[row] / std::sqrt(static_cast<double>(vocab_));
-    return static_cast<double>(mine) - static_cast<double>(theirs) > near_tie + 6 * deviation;
+  bool argmax_differs(std::span<const float> found, size_t row, double near_tie) const {
+    const auto mine = static_cast<int32_t>(std::max_element(found.begin(), found.end()) - found.begin());
+    for (size_t i = 0; i < kTop; ++i) {
+      if (top_ids_[row * kTop + i] == mine) {
+        return static_cast<double>(top_logits_[row * kTop]) - top_logits_[row * kTop + i] > near_tie;
+      }
+    }
+    return true;
   }
 
   std::vector<int32_t> columns_;

@@ -25,8 +25,9 @@ static_assert(kQwen36.q_heads == kGroupHeads * kQwen36.kv_heads &&
 // Tokens of one key-value block (backends/host/state.h): the step of the online softmax.
 inline constexpr uint32_t kAttendTokens = 64;
 
-// A prepared (quantised) row: per digit, highest first, cols signed bytes; then per group the scale, then per
-// group the sum of what the digits stand for. 64-byte aligned and padded.
+// A prepared (quantised) row: per digit, highest first, cols signed bytes, of every 8 the 4 even ones before
+// the 4 odd ones; then per group the scale, then per group the sum of what the digits stand for. 64-byte
+// aligned and padded.
 //   x[c] ~ scale * digit[c], or scale * (256 * digit0[c] + digit1[c])
 // A group with an input that is not finite has a scale that is not a number.
 static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes; the sums follow
@@ -109,6 +110,8 @@ struct AttendArgs {
   float* total;    // [kGroupHeads]: sum of exp(score - largest)
 };
 
+inline constexpr size_t kPeakSink = 192;
+
 struct Kernels {
   std::string_view name;
   void (*prepare)(const PrepareArgs& args);
@@ -125,9 +128,9 @@ struct Kernels {
   void (*multiply_add)(float* y, const float* x, float factor, uint32_t count);  // y += factor * x
   void (*to_bf16)(const float* x, std::byte* out, uint32_t count);               // round to nearest even
   // The instruction that products of many rows are made of, and its peak on one thread: does `rounds` rounds
-  // of independent multiply-adds of bytes in registers and returns how many that were. Reads 8 bytes of sink
-  // (4 digits, and what is added to them, as a word, in each round) and writes the sum of all to it as a
-  // float, so that nothing can be left out.
+  // of independent multiply-adds of codes of 4 bits and digits in registers and returns how many that were.
+  // sink: kPeakSink bytes: 64 of codes, 64 of digits, 64 that are added to the digits (as words) after each
+  // round. Writes the sum of all to it as a float, so that nothing can be left out.
   std::string_view multiply;
   uint64_t (*multiply_add_peak)(uint64_t rounds, std::byte* sink);
 };

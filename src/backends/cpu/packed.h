@@ -4,10 +4,11 @@
 // Outputs lie in blocks of 16, the last one padded with zeros. A block is its groups one after the other, a
 // group of `group` inputs is
 //   scale[16], bias[16]            scale_type (bf16 or f32), one per output
-//   codes                          vectors of 64 bytes, 4 bytes per output:
-//     4 bits: 8 inputs k..k+7; byte j holds input k + j in its low half, k + 4 + j in its high half
-//     8 bits: 4 inputs k..k+3, a byte each
-// so that 4 neighbouring inputs, broadcast, meet the codes of 16 outputs in one multiply-add of bytes.
+//   codes                          vectors of 64 bytes, 4 bytes per output, for every 8 inputs k..k+7:
+//     4 bits: one vector; byte j holds input k + 2j in its low half, k + 2j + 1 in its high half
+//     8 bits: two vectors; byte j holds input k + 2j in the first, k + 2j + 1 in the second
+// Prepared rows (kernels.h) hold the 4 even inputs of 8 before the 4 odd ones, so that 4 digits, broadcast,
+// meet the codes of 16 outputs in one multiply-add of bytes.
 #pragma once
 
 #include <cstddef>

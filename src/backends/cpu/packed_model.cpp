@@ -2,14 +2,13 @@
 
 #include <map>
 
+#include "backends/host/host_backend.h"
 #include "weights/container.h"
 
 namespace lily::cpu {
 namespace {
 
-// Calls visit(source, target, digits) for every matrix of a layer. Two digits where the product decides
-// (router, gates), where inputs spread widely within a group as products with a gate do (out_proj, o_proj,
-// down), and where the state adds up what comes out (in_proj_qkv): docs/NUMERICS.md has the measurement.
+// Calls visit(source, target, digits) for every matrix of a layer: docs/NUMERICS.md has what one digit costs.
 template <class Visit>
 void for_each_matrix(const LayerWeights& from, PackedLayer& to, Visit visit) {
   if (const auto* delta = std::get_if<DeltaNetWeights>(&from.mixer)) {
@@ -18,7 +17,7 @@ void for_each_matrix(const LayerWeights& from, PackedLayer& to, Visit visit) {
     }
     auto& packed = std::get<PackedDeltaNet>(to.mixer);
     visit(delta->in_proj_qkv, packed.in_proj_qkv, Digits::two);
-    visit(delta->in_proj_z, packed.in_proj_z, Digits::one);
+    visit(delta->in_proj_z, packed.in_proj_z, Digits::two);
     visit(delta->in_proj_a, packed.in_proj_a, Digits::two);
     visit(delta->in_proj_b, packed.in_proj_b, Digits::two);
     visit(delta->out_proj, packed.out_proj, Digits::two);
@@ -28,18 +27,18 @@ void for_each_matrix(const LayerWeights& from, PackedLayer& to, Visit visit) {
       to.mixer.emplace<PackedAttention>();
     }
     auto& packed = std::get<PackedAttention>(to.mixer);
-    visit(attention.q_proj, packed.q_proj, Digits::one);
-    visit(attention.k_proj, packed.k_proj, Digits::one);
-    visit(attention.v_proj, packed.v_proj, Digits::one);
+    visit(attention.q_proj, packed.q_proj, Digits::two);
+    visit(attention.k_proj, packed.k_proj, Digits::two);
+    visit(attention.v_proj, packed.v_proj, Digits::two);
     visit(attention.o_proj, packed.o_proj, Digits::two);
   }
   visit(from.moe.router, to.moe.router, Digits::two);
   visit(from.moe.shared_gate, to.moe.shared_gate, Digits::two);
-  visit(from.moe.gate, to.moe.gate, Digits::one);
-  visit(from.moe.up, to.moe.up, Digits::one);
+  visit(from.moe.gate, to.moe.gate, Digits::two);
+  visit(from.moe.up, to.moe.up, Digits::two);
   visit(from.moe.down, to.moe.down, Digits::two);
-  visit(from.moe.shared_gate_proj, to.moe.shared_gate_proj, Digits::one);
-  visit(from.moe.shared_up_proj, to.moe.shared_up_proj, Digits::one);
+  visit(from.moe.shared_gate_proj, to.moe.shared_gate_proj, Digits::two);
+  visit(from.moe.shared_up_proj, to.moe.shared_up_proj, Digits::two);
   visit(from.moe.shared_down_proj, to.moe.shared_down_proj, Digits::two);
 }
 
@@ -52,10 +51,14 @@ void for_each_matrix(const ModelWeights& from, PackedModel& to, Visit visit) {
   visit(from.head.lm_head, to.head, Digits::two);
 }
 
+// What the rest of the system and of the process may want to keep.
+constexpr uint64_t kOtherMemory = uint64_t{4} << 30;
+
 class Packer {
  public:
-  Packer(ThreadPool& pool, bool mapped, std::vector<AlignedBytes>& storage)
-      : pool_(pool), mapped_(mapped), storage_(storage) {}
+  // `evict`: the file and the packed copy do not fit into memory together.
+  Packer(ThreadPool& pool, bool mapped, bool evict, std::vector<AlignedBytes>& storage)
+      : pool_(pool), mapped_(mapped), evict_(evict), storage_(storage) {}
 
   Result<void> pack(const AffineMatrix& from, PackedMatrix& to) {
     if (const auto known = packed_.find(from.codes); known != packed_.end()) {
@@ -73,9 +76,9 @@ class Packer {
       }
     });
     if (mapped_) {
-      release_pages({from.codes, from.experts * from.code_bytes()});
-      release_pages({from.scales, from.experts * from.scale_bytes()});
-      release_pages({from.biases, from.experts * from.scale_bytes()});
+      give_back({from.codes, from.experts * from.code_bytes()});
+      give_back({from.scales, from.experts * from.scale_bytes()});
+      give_back({from.biases, from.experts * from.scale_bytes()});
     }
     packed_.emplace(from.codes, data);
     to.data = data;
@@ -83,8 +86,13 @@ class Packer {
   }
 
  private:
+  void give_back(std::span<const std::byte> mapped) const {
+    evict_ ? evict_pages(mapped) : release_pages(mapped);
+  }
+
   ThreadPool& pool_;
   bool mapped_;
+  bool evict_;
   std::vector<AlignedBytes>& storage_;
   std::map<const std::byte*, const std::byte*> packed_;  // by the codes they were packed from
 };
@@ -119,8 +127,9 @@ PackedModel packed_forms(const ModelWeights& weights) {
 Result<PackedModel> pack_model(const ModelWeights& weights, ThreadPool& pool,
                                FunctionRef<void(double)> progress) {
   PackedModel model = packed_forms(weights);
-  Packer packer(pool, weights.mapped, model.storage);
-  const auto total = static_cast<double>(model.total_bytes());
+  const uint64_t bytes = model.total_bytes();
+  Packer packer(pool, weights.mapped, host::memory_bytes() < 2 * bytes + kOtherMemory, model.storage);
+  const auto total = static_cast<double>(bytes);
   double done = 0;
   Result<void> result{};
   for_each_matrix(weights, model, [&](const AffineMatrix& from, PackedMatrix& to, Digits) {

@@ -166,9 +166,7 @@ TEST_P(CpuBackend, TakesOtherFormats) {
   }
 }
 
-// All variants compute the same function. Where their roundings differ, an input falls to the next digit, and
-// from then on they are two quantisations of the same model: apart by at most the sum of their errors, each
-// within the tolerance of logits in docs/NUMERICS.md.
+// All variants compute the same function: they differ by rounding, which four layers keep small.
 TEST_P(CpuBackend, AgreesWithTheScalarVariant) {
   const Tokens tokens = tokens_of(100, 8);
   const Logits want = alone(*make_backend(kScalarKernels, 2), tokens, 100);
@@ -179,7 +177,8 @@ TEST_P(CpuBackend, AgreesWithTheScalarVariant) {
     difference += std::pow(double{logits[i]} - want[i], 2);
     size += std::pow(double{want[i]}, 2);
   }
-  EXPECT_LT(std::sqrt(difference / size), 6e-2);
+  EXPECT_LT(std::sqrt(difference / size),
+            2e-3);  // a rounding of bf16 keys and values that falls the other way
 }
 
 // Which kernels ran is seen by wrapping them.

@@ -289,16 +289,24 @@ TEST_P(Kernel, AttentionIsTheSoftmaxOverAllTokens) {
   }
 }
 
-// As many as it says, and none left out: each adds a digit.
+// As many as it says, and none left out: the sum is that of all products.
 TEST_P(Kernel, DoesTheMultiplyAddsOfItsPeak) {
-  std::array<std::byte, 8> sink{std::byte{3}, std::byte{3}, std::byte{3}, std::byte{3}};
-  const uint64_t once = kernels().multiply_add_peak(100, sink.data());
-  ASSERT_GT(once, 0U);
-  EXPECT_EQ(load_unaligned<float>(sink.data()), 3.0F * static_cast<float>(once));
-  sink = {std::byte{0}, std::byte{0}, std::byte{0}, std::byte{0}, std::byte{1}};
-  EXPECT_EQ(kernels().multiply_add_peak(100, sink.data()), once);
-  // A quarter of them add 0, 1, 2, ... 99.
-  EXPECT_EQ(load_unaligned<float>(sink.data()), 99.0F / 2 * static_cast<float>(once) / 4);
+  const auto peak = [&](int codes, int digits, int step, uint64_t& count) {
+    std::array<std::byte, kPeakSink> sink{};
+    std::fill_n(sink.begin(), 64, static_cast<std::byte>(codes));
+    std::fill_n(sink.begin() + 64, 64, static_cast<std::byte>(digits));
+    std::fill_n(sink.begin() + 128, 64, static_cast<std::byte>(step));
+    count = kernels().multiply_add_peak(100, sink.data());
+    return double{load_unaligned<float>(sink.data())};
+  };
+  uint64_t count = 0;
+  const double plain = peak(0, 1, 0, count);  // the chains' own codes
+  ASSERT_GT(count, 0U);
+  uint64_t again = 0;
+  EXPECT_EQ(peak(1, 1, 0, again) - plain, static_cast<double>(count) / 2) << "one more in each low half";
+  EXPECT_EQ(again, count);
+  EXPECT_EQ(peak(16, 1, 0, again) - plain, static_cast<double>(count) / 2) << "and in each high half";
+  EXPECT_NEAR(peak(0, 0, 1, again), 99.0 / 2 * plain, 1e-3 * plain) << "digits 0, 1, 2, ... 99";
   EXPECT_FALSE(kernels().multiply.empty());
 }
 

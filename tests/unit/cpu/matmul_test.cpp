@@ -109,10 +109,11 @@ MatmulArgs args_of(const PackedMatrix& m, const Inputs& inputs, uint32_t rows, f
 std::vector<double> numbers_of(const std::byte* prepared, const InputFormat& format) {
   std::vector<double> out(format.cols);
   for (uint32_t c = 0; c < format.cols; ++c) {
-    const auto digit = [&](size_t at) { return static_cast<double>(load_unaligned<int8_t>(prepared + at)); };
+    const auto digit = [&](size_t i) { return static_cast<double>(load_unaligned<int8_t>(prepared + i)); };
     const auto scale =
         load_unaligned<float>(prepared + prepared_scales(format) + c / format.group * sizeof(float));
-    const double value = format.digits == Digits::one ? digit(c) : 256 * digit(c) + digit(format.cols + c);
+    const size_t at = c / 8 * 8 + c % 2 * 4 + c % 8 / 2;  // the even ones of 8, then the odd ones
+    const double value = format.digits == Digits::one ? digit(at) : 256 * digit(at) + digit(format.cols + at);
     out[c] = value * double{scale};
   }
   return out;

@@ -13,11 +13,9 @@ namespace {
 
 // Where packed.h says that a code lies.
 uint32_t code_at(const std::byte* group_codes, uint32_t bits, uint32_t output, uint32_t input) {
-  const uint32_t per_vector = 32 / bits;
-  const std::byte* bytes = group_codes + size_t{input / per_vector} * 64 + size_t{output} * 4;
-  const uint32_t k = input % per_vector;
-  const auto byte = static_cast<uint32_t>(bytes[k % 4]);
-  return bits == 8 ? byte : k < 4 ? byte & 15U : byte >> 4;
+  const size_t vector = bits == 8 ? input / 8 * 2 + input % 2 : input / 8;
+  const auto byte = static_cast<uint32_t>(group_codes[vector * 64 + size_t{output} * 4 + input % 8 / 2]);
+  return bits == 8 ? byte : input % 2 == 0 ? byte & 15U : byte >> 4;
 }
 
 void expect_packed(const AffineMatrix& m, const PackedMatrix& packed) {

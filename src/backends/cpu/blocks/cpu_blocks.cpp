@@ -102,7 +102,7 @@ Result<DeviceLimits> CpuBlocks::measure_limits() {
   DeviceLimits limits{.multiply = std::string(kernels_.multiply)};
   LILY_TRY(limits.read_bytes_per_second, host::measure_read_bandwidth(pool_));
   limits.multiply_adds_per_second = host::measure_multiply_adds(pool_, [&](uint64_t rounds) {
-    std::array<std::byte, 8> sink{std::byte{1}};
+    std::array<std::byte, kPeakSink> sink{std::byte{1}};
     return kernels_.multiply_add_peak(rounds, sink.data());
   });
   return limits;

@@ -47,10 +47,10 @@ struct Affine {
         const I value = V::to_int(whole);
         std::byte* out = args.out + size_t{g} * group + i;
         if constexpr (D == 1) {
-          V::store_low_bytes(out, value);
+          V::store_digits(out, value);
         } else {
-          V::store_low_bytes(out, V::first_digit(value));
-          V::store_low_bytes(out + args.format.cols, value);
+          V::store_digits(out, V::first_digit(value));
+          V::store_digits(out + args.format.cols, value);
         }
       }
       const float scale = (any ? top / kTop : 0.0F) + V::reduce_add(poison);
@@ -240,24 +240,26 @@ struct Affine {
 
   // ---- the limit of the products ----
 
-  // Enough chains to hide the latency of the instruction, of codes that are 1. The digits change by a step
-  // that the compiler does not know, so that it cannot tell the sums without adding them up.
+  // Enough chains to hide the latency of the instruction. Each has codes of its own and the digits change
+  // from round to round, so that no product is another's and none can be left out or moved out of the loop.
   static uint64_t multiply_add_peak(uint64_t rounds, std::byte* sink) {
     constexpr uint32_t kChains = V::kPeakChains;
-    alignas(64) std::byte ones[N * 4];
-    __builtin_memset(ones, 1, sizeof(ones));
-    const I codes = V::load_words(ones);
-    const I step = V::splat_word(sink + 4);
-    I digits = V::splat_word(sink);
+    const I base = V::load_words(sink);
+    I digits = V::load_words(sink + 64);
+    const I step = V::load_words(sink + 128);
+    I codes[kChains];
     I chain[kChains];
     LILY_UNROLL
     for (uint32_t i = 0; i < kChains; ++i) {
+      alignas(64) std::byte bytes[64];
+      __builtin_memset(bytes, static_cast<int>(i), sizeof(bytes));
+      codes[i] = V::add_int(base, V::load_words(bytes));
       chain[i] = V::zero_int();
     }
     for (uint64_t round = 0; round < rounds; ++round) {
       LILY_UNROLL
       for (uint32_t i = 0; i < kChains; ++i) {
-        chain[i] = V::dot_small(chain[i], codes, digits);
+        chain[i] = V::dot_halves(chain[i], codes[i], digits, digits);
       }
       digits = V::add_int(digits, step);
     }
@@ -268,7 +270,7 @@ struct Affine {
     }
     const float total = V::reduce_add(sum);
     __builtin_memcpy(sink, &total, sizeof(total));
-    return rounds * kChains * N * 4;
+    return rounds * kChains * N * 8;
   }
 };
 

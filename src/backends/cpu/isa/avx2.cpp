@@ -15,7 +15,8 @@ struct Avx2 {
   static constexpr uint32_t kRows = 4;        // of a tile of a product of many rows
   static constexpr uint32_t kValueHeads = 4;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
-  static constexpr uint32_t kPeakChains = 12;  // of independent multiply-adds that fit the registers
+  static constexpr uint32_t kPeakChains =
+      6;  // of independent multiply-adds, and their codes, that fit the registers
   using F = __m256;
   using I = __m256i;
 
@@ -77,12 +78,12 @@ struct Avx2 {
     return _mm256_set1_epi32(word);
   }
   LILY_INLINE F splat(const std::byte* p) { return _mm256_castsi256_ps(splat_word(p)); }
-  LILY_INLINE void store_low_bytes(std::byte* p, I x) {
-    const I first = _mm256_setr_epi8(0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
-                                     0, 4, 8, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
-    const I bytes = _mm256_shuffle_epi8(x, first);
+  LILY_INLINE void store_digits(std::byte* p, I x) {
+    const I order = _mm256_setr_epi8(0, 8, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                     0, 8, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const I bytes = _mm256_shuffle_epi8(x, order);  // 0 2 1 3 and 4 6 5 7
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p),
-                     _mm_unpacklo_epi32(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+                     _mm_unpacklo_epi16(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
   }
   LILY_INLINE I first_digit(I x) { return _mm256_srai_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(128)), 8); }
   LILY_INLINE I join_digits(I first, I second) {

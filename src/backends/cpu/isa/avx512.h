@@ -13,7 +13,8 @@ struct Avx512Base {
   static constexpr uint32_t kRows = 12;       // of a tile of a product of many rows
   static constexpr uint32_t kValueHeads = 8;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
-  static constexpr uint32_t kPeakChains = 12;  // of independent multiply-adds that fit the registers
+  static constexpr uint32_t kPeakChains =
+      12;  // of independent multiply-adds, and their codes, that fit the registers
   using F = __m512;
   using I = __m512i;
 
@@ -75,8 +76,9 @@ struct Avx512Base {
     return _mm512_set1_epi32(word);
   }
   LILY_INLINE F splat(const std::byte* p) { return _mm512_castsi512_ps(splat_word(p)); }
-  LILY_INLINE void store_low_bytes(std::byte* p, I x) {
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm512_cvtepi32_epi8(x));
+  LILY_INLINE void store_digits(std::byte* p, I x) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x), order));
   }
   LILY_INLINE I first_digit(I x) { return _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8); }
   LILY_INLINE I join_digits(I first, I second) {

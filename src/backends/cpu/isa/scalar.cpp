@@ -9,7 +9,8 @@ struct Scalar {
   static constexpr uint32_t kRows = 2;        // of a tile of a product of many rows
   static constexpr uint32_t kValueHeads = 2;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 1;
-  static constexpr uint32_t kPeakChains = 6;  // of independent multiply-adds that fit the registers
+  static constexpr uint32_t kPeakChains =
+      6;  // of independent multiply-adds, and their codes, that fit the registers
   struct F {
     float v[N];
   };
@@ -137,9 +138,9 @@ struct Scalar {
     __builtin_memcpy(&x, p, sizeof(x));
     return set1(x);
   }
-  LILY_INLINE void store_low_bytes(std::byte* p, I x) {
+  LILY_INLINE void store_digits(std::byte* p, I x) {
     for (uint32_t i = 0; i < N; ++i) {
-      p[i] = static_cast<std::byte>(x.v[i]);
+      p[i % 2 * 4 + i / 2] = static_cast<std::byte>(x.v[i]);
     }
   }
   LILY_INLINE I first_digit(I x) {
