@@ -190,7 +190,8 @@ Result<std::unique_ptr<Assistant>> Assistant::load(const std::string& model, con
   LILY_TRY(LoadedModel loaded, load_model(model, options, /*with_tokenizer=*/true));
   std::unique_ptr<Assistant> assistant(new Assistant(std::move(loaded)));
   LoadedModel& own = assistant->model_;
-  LILY_TRY(assistant->engine_, Engine::create(std::move(own.backend), own.plan, *own.tokenizer, {}));
+  const EngineOptions keeping{.cache_bytes = default_cache_bytes(own)};
+  LILY_TRY(assistant->engine_, Engine::create(std::move(own.backend), own.plan, *own.tokenizer, keeping));
   return assistant;
 }
 

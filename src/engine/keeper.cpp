@@ -1,6 +1,7 @@
 #include "engine/keeper.h"
 
 #include <algorithm>
+#include <functional>
 
 #include "base/log.h"
 
@@ -38,17 +39,20 @@ void Keeper::count(const PromptReuse& reuse) {
 }
 
 std::vector<uint32_t> Keeper::stops(const GenerationRequest& request, uint32_t cached, uint32_t chunk) const {
-  std::vector<uint32_t> stops;
-  if (!enabled()) return stops;
+  if (!enabled()) return {};
   const auto prompt = static_cast<uint32_t>(request.prompt.size());
-  for (const uint32_t mark : request.marks) {
-    if (mark > cached && mark < prompt) stops.push_back(mark);
+  std::vector<uint32_t> candidates = request.marks;
+  const uint32_t every = (kEvery + chunk - 1) / chunk * chunk;  // where a chunk ends anyway
+  for (uint32_t at = every; at < prompt; at += every) candidates.push_back(at);
+  std::ranges::sort(candidates, std::greater());
+  // From the end, where a prompt is most likely to be taken up again; what spares a few tokens only is left
+  // out.
+  std::vector<uint32_t> stops;
+  for (const uint32_t at : candidates) {
+    if (at >= prompt || at < cached + kNear) continue;
+    if (stops.empty() || stops.back() >= at + kNear) stops.push_back(at);
   }
-  // Where a chunk ends anyway.
-  const uint32_t every = (kEvery + chunk - 1) / chunk * chunk;
-  for (uint32_t at = (cached / every + 1) * every; at < prompt; at += every) stops.push_back(at);
-  std::ranges::sort(stops);
-  stops.erase(std::ranges::unique(stops).begin(), stops.end());
+  std::ranges::reverse(stops);
   return stops;
 }
 

@@ -17,7 +17,7 @@ class Keeper {
  public:
   // Every so many tokens of a long prompt a checkpoint is kept, whatever stands there.
   static constexpr uint32_t kEvery = 2048;
-  // A prompt of which all but so many of the known tokens are spared counts as a hit.
+  // So few tokens are sooner read again than kept: a prompt of which all but these are spared is a hit.
   static constexpr uint32_t kNear = 64;
 
   // `backend` must outlive it; `empty` is what every state starts from.
@@ -26,8 +26,9 @@ class Keeper {
 
   // Brings `state`, which is empty, to the longest kept beginning of `prompt`.
   Result<PromptReuse> begin(SequenceState& state, std::span<const int32_t> prompt);
-  // Where a prompt of `request`, of which `cached` tokens are there, is to stop for a checkpoint: its marks,
-  // and every kEvery tokens. `chunk`: rows of a pass.
+  // Where a prompt of `request`, of which `cached` tokens are there, is to stop for a checkpoint: at its
+  // marks, and every kEvery tokens; none nearer than kNear to another or to what is there. `chunk`: rows of a
+  // pass.
   std::vector<uint32_t> stops(const GenerationRequest& request, uint32_t cached, uint32_t chunk) const;
   // Keeps a checkpoint of `state`, which has absorbed `tokens` and is in no pass. What cannot be kept is
   // logged; nobody fails for it.

@@ -89,18 +89,18 @@ TEST_F(KeeperTest, TheNextTurnReadsOnlyWhatIsNew) {
 
 TEST_F(KeeperTest, AnExactRepeatReadsFromTheLastMark) {
   start_keeping();
-  const Asked first = ask(numbers(300), 10, {50, 297});
-  const Asked second = ask(numbers(300), 10, {50, 297});
+  const Asked first = ask(numbers(300), 10, {100, 297});
+  const Asked second = ask(numbers(300), 10, {100, 297});
   EXPECT_EQ(second.usage.cached_tokens, 297U);
   EXPECT_EQ(second.text, first.text);
 }
 
 TEST_F(KeeperTest, AnEditGoesBackToTheMarkBeforeIt) {
   start_keeping();
-  ask(numbers(300), 4, {50, 200, 297});
+  ask(numbers(300), 4, {100, 200, 297});
   std::vector<int32_t> edited = numbers(300);
   edited[250] = 199;
-  const Asked second = ask(edited, 10, {50, 200, 297});
+  const Asked second = ask(edited, 10, {100, 200, 297});
   EXPECT_EQ(second.usage.cached_tokens, 200U);
   EXPECT_EQ(second.reuse.known, 250U);
   EXPECT_EQ(second.reuse.kept_token, numbers(300)[250]);
@@ -126,22 +126,33 @@ TEST_F(KeeperTest, ChunksAreCutAtMarksAlikeColdAndWarm) {
     control = std::make_shared<FakeControl>();
     SetUp();
     start_keeping(budget);
-    ask(numbers(100), 1, {20, 70});
-    std::vector<int32_t> edited = numbers(100);
-    edited[40] = 199;
-    ask(edited, 1, {20, 70});
-    std::vector<std::pair<uint32_t, uint32_t>> chunks;
+    ask(numbers(200), 1, {70, 150});
+    std::vector<int32_t> edited = numbers(200);
+    edited[140] = 199;
+    ask(edited, 1, {70, 150});
+    std::vector<uint32_t> ends;
     for (const SeenPass& pass : control->passes()) {
-      for (const SeenSlice& slice : pass) chunks.emplace_back(slice.position, slice.rows);
+      for (const SeenSlice& slice : pass) ends.push_back(slice.position + slice.rows);
     }
     engine.reset();
-    return chunks;
+    return ends;
   };
-  const std::vector<std::pair<uint32_t, uint32_t>> whole{{0, 16}, {16, 4},  {20, 12}, {32, 16}, {48, 16},
-                                                         {64, 6}, {70, 10}, {80, 16}, {96, 4}};
-  std::vector<std::pair<uint32_t, uint32_t>> warm = whole;
-  warm.insert(warm.end(), whole.begin() + 2, whole.end());
+  const std::vector<uint32_t> whole{16, 32, 48, 64, 70, 80, 96, 112, 128, 144, 150, 160, 176, 192, 200};
+  std::vector<uint32_t> warm = whole;
+  warm.insert(warm.end(), whole.begin() + 5, whole.end());
   EXPECT_EQ(cuts(100), warm);
+}
+
+TEST_F(KeeperTest, MarksThatWouldSpareFewTokensAreLeftOut) {
+  FakeBackend backend(*make_plan(kTiny, {}), control);
+  const Keeper keeper(backend, {.cache_bytes = 1}, nullptr);
+  GenerationRequest asked = request(5000, 1);
+  asked.marks = {30, 100, 130, 2040, 4900, 4990, 4998};
+  using Stops = std::vector<uint32_t>;
+  EXPECT_EQ(keeper.stops(asked, 0, 256), (Stops{130, 2048, 4096, 4900, 4998}));
+  EXPECT_EQ(keeper.stops(asked, 100, 256), (Stops{2048, 4096, 4900, 4998}));
+  EXPECT_EQ(keeper.stops(asked, 4990, 256), Stops{});
+  EXPECT_EQ(keeper.stops(asked, 0, 1000), (Stops{130, 2040, 3000, 4900, 4998}));
 }
 
 TEST_F(KeeperTest, WithoutABudgetNothingIsKept) {
@@ -154,7 +165,7 @@ TEST_F(KeeperTest, WithoutABudgetNothingIsKept) {
 
 TEST_F(KeeperTest, TheBudgetHoldsAndCountsWhatItDrops) {
   start_keeping(6);  // the empty one is one of them
-  for (int32_t i = 0; i < 20; ++i) ask(numbers(60, i), 2, {20, 40});
+  for (int32_t i = 0; i < 20; ++i) ask(numbers(200, i), 2, {70, 140});
   EXPECT_LE(control->checkpoints_alive, 6);
   const CacheMetrics metrics = engine->metrics().cache;
   EXPECT_GE(metrics.checkpoints, 4U);
@@ -196,14 +207,14 @@ TEST_F(KeeperTest, CompanionsChangeNothing) {
   };
   std::vector<Talk> talks(8);
   for (size_t i = 0; i < talks.size(); ++i) {
-    talks[i].prompt = numbers(40);
+    talks[i].prompt = numbers(140);
     talks[i].prompt.push_back(static_cast<int32_t>(i));
   }
   for (int round = 0; round < 6; ++round) {
     for (Talk& talk : talks) {
       GenerationRequest asked = request(1, 9);
       asked.prompt = talk.prompt;
-      asked.marks = {30, static_cast<uint32_t>(talk.prompt.size() - 2)};
+      asked.marks = {70, static_cast<uint32_t>(talk.prompt.size() - 2)};
       talk.events = std::make_unique<Collector>();
       talk.job = submit(std::move(asked), *talk.events);
     }
