@@ -1,12 +1,12 @@
-// POST /v1/chat/completions on one connection. Private to src/server.
+// POST /v1/chat/completions. Private to src/server.
 #pragma once
 
-#include "server/connection.h"
+#include <memory>
+
+#include "server/door.h"
 
 namespace lily {
 
-// Reads the request that the connection holds, runs it and answers, streamed or not. A client that goes away
-// ends its job: while the request is prepared, waits, is prefilled or answered.
-Connection::Awaitable<void> serve_chat(Connection& connection);
+std::shared_ptr<Door> make_chat_door();
 
 }  // namespace lily

@@ -12,6 +12,7 @@
 #include <exception>
 
 #include "base/log.h"
+#include "server/answering.h"
 #include "server/chat.h"
 #include "server/openai.h"
 #include "server/page.h"
@@ -373,7 +374,8 @@ HttpResponse Connection::simple_answer() const {
 
 Connection::Awaitable<void> Connection::dispatch() {
   if (match_.route == Route::chat_completions) {
-    co_await serve_chat(*this);
+    std::shared_ptr<Door> door = make_chat_door();
+    co_await serve_answer(*this, std::move(door));
     co_return;
   }
   if (match_.route == Route::tokenize || match_.route == Route::detokenize ||

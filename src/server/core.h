@@ -38,8 +38,8 @@ struct Core {
     const std::lock_guard<std::mutex> lock(mutex);
     served = std::make_shared<const ServedModel>(std::move(model));
   }
-  // "chatcmpl-" and 24 characters. On the thread of run() only.
-  std::string new_id(std::string_view prefix);
+  // 24 letters and digits. On the thread of run() only.
+  std::string new_id();
 
   std::atomic<bool> draining{false};
 

@@ -97,4 +97,9 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   return out;
 }
 
+ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const ServedModel& model) {
+  const Plan& plan = model.engine->plan();
+  return make_generation(request, *model.tokenizer, model.generation, {plan.context, plan.shape.vocab});
+}
+
 }  // namespace lily

@@ -5,6 +5,7 @@
 #include "engine/engine.h"
 #include "server/api_error.h"
 #include "server/openai.h"
+#include "server/server.h"
 #include "weights/config.h"
 
 namespace lily {
@@ -18,6 +19,7 @@ struct PromptLimits {
 // fit is cut to what does.
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
                                              const GenerationConfig& defaults, const PromptLimits& limits);
+ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const ServedModel& model);
 
 // The prompt of `request` as text: normalised, then rendered with the template's tolerant rules.
 ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request);

@@ -106,11 +106,11 @@ void open_acceptor(tcp::acceptor& acceptor, const tcp::endpoint& endpoint, error
 
 }  // namespace
 
-std::string Core::new_id(std::string_view prefix) {
+std::string Core::new_id() {
   constexpr std::string_view kLetters = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ";
   constexpr int kLength = 24;
   std::uniform_int_distribution<size_t> pick(0, kLetters.size() - 1);
-  std::string id(prefix);
+  std::string id;
   for (int i = 0; i < kLength; ++i) {
     id += kLetters[pick(random)];
   }
