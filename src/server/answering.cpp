@@ -181,6 +181,9 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, Do
   Clock::time_point last = Clock::now();
   while (!connection.gone()) {
     EventChannel::Batch batch = generation.channel().take();
+    if (batch.started) {
+      door.started(batch.reuse);
+    }
     if (batch.failed) {
       const ApiError error = from_error(*batch.failed);
       if (!stream.open()) {
@@ -215,6 +218,9 @@ Awaitable<void> whole_answer(Connection& connection, Generation& generation, Doo
   Answer answer;
   while (!connection.gone()) {
     EventChannel::Batch batch = generation.channel().take();
+    if (batch.started) {
+      door.started(batch.reuse);
+    }
     for (Delta& delta : batch.deltas) {
       answer.add(std::move(delta));
     }

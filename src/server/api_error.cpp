@@ -4,9 +4,6 @@
 #include <boost/json/serialize.hpp>
 
 namespace lily {
-namespace {
-
-// An error repeats what was wrong; a client that sent megabytes there does not get them back.
 std::string clipped(std::string_view text) {
   constexpr size_t kMost = 1000;
   if (text.size() <= kMost) {
@@ -18,8 +15,6 @@ std::string clipped(std::string_view text) {
   }
   return std::string(text.substr(0, end)) + "...";
 }
-
-}  // namespace
 
 ApiError bad_field(std::string param, std::string message) {
   ApiError error;
@@ -38,6 +33,8 @@ ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context) {
       context, prompt_tokens, context);
   error.param = "messages";
   error.code = "context_length_exceeded";
+  error.prompt_tokens = prompt_tokens;
+  error.context = context;
   return error;
 }
 

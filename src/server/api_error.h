@@ -2,8 +2,10 @@
 // {"error": {"message", "type", "param", "code"}}.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "base/result.h"
 
@@ -16,6 +18,8 @@ struct ApiError {
   std::string param{};                    // path of the field at fault ("messages[0].role"); empty = null
   std::string code{};                     // empty = null
   std::optional<unsigned> retry_after{};  // seconds, of a 429 or 503
+  uint64_t prompt_tokens = 0;             // both of context_length_exceeded
+  uint64_t context = 0;
 };
 
 template <class T>
@@ -32,6 +36,9 @@ ApiError shutting_down();  // 503
 // 500.
 ApiError from_error(const Error& error);
 
+// At most 1,000 bytes of `text`: an error repeats what was wrong, and a client that sent megabytes there does
+// not get them back.
+std::string clipped(std::string_view text);
 // The body, without a line end.
 std::string to_json(const ApiError& error);
 

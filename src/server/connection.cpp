@@ -13,7 +13,8 @@
 
 #include "base/log.h"
 #include "server/answering.h"
-#include "server/chat.h"
+#include "server/body_tool.h"
+#include "server/doors.h"
 #include "server/openai.h"
 #include "server/page.h"
 #include "server/text_tools.h"
@@ -252,7 +253,7 @@ Connection::Awaitable<Connection::Got> Connection::refuse(const ApiError& error)
            request_.path.empty() ? "-" : printable(request_.path), error.status, error.message);
   keep_alive_ = false;
   linger_ = true;
-  const HttpResponse response = error_response(error);
+  const HttpResponse response = route_error(match_.route, error);
   co_await respond(response);
   co_return Got::end;
 }
@@ -261,6 +262,7 @@ Connection::Awaitable<Connection::Got> Connection::refuse(const ApiError& error)
 Connection::Awaitable<Connection::Got> Connection::read_request() {
   const ServerTimeouts& timeouts = core_.options.timeouts;
   request_ = HttpRequest{};
+  match_ = RouteMatch{};
   idle_ = true;
   HttpParser parser(HttpParser::Limits{core_.options.max_header_bytes, core_.options.max_body_bytes});
   Clock::time_point deadline = Clock::now() + timeouts.idle;
@@ -373,9 +375,12 @@ HttpResponse Connection::simple_answer() const {
 }
 
 Connection::Awaitable<void> Connection::dispatch() {
-  if (match_.route == Route::chat_completions) {
-    std::shared_ptr<Door> door = make_chat_door();
+  if (std::shared_ptr<Door> door = make_door(match_.route)) {
     co_await serve_answer(*this, std::move(door));
+    co_return;
+  }
+  if (const BodyTool tool = body_tool(match_.route)) {
+    co_await serve_body_tool(*this, tool);
     co_return;
   }
   if (match_.route == Route::tokenize || match_.route == Route::detokenize ||

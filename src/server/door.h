@@ -28,6 +28,10 @@ class Door {
   // On a worker's thread.
   virtual ApiResult<PreparedRequest> prepare(const boost::json::value& body, const ServedModel& model) = 0;
 
+  // What of the prompt need not be read again; before the first of what follows, unless a stream had to begin
+  // while the request waited.
+  virtual void started(const PromptReuse& reuse) { static_cast<void>(reuse); }
+
   // The body of an answer that is not streamed.
   virtual std::string whole(const Answer& answer, const Finished& finished) = 0;
   // Server-sent events, framed. stream_begin() comes once, before the first of the others.

@@ -65,8 +65,9 @@ void EventChannel::push(Event event) {
 }
 
 void EventChannel::keep(Event event) {
-  if (std::holds_alternative<Started>(event)) {
+  if (const Started* started = std::get_if<Started>(&event)) {
     pending_.started = true;
+    pending_.reuse = started->reuse;
   } else if (PromptProgress* progress = std::get_if<PromptProgress>(&event)) {
     pending_.progress = *progress;
   } else if (Delta* delta = std::get_if<Delta>(&event)) {

@@ -23,6 +23,7 @@ class EventChannel {
 
   struct Batch {
     bool started = false;
+    PromptReuse reuse;                       // once started
     std::optional<PromptProgress> progress;  // the latest
     std::vector<Delta> deltas;               // in order; two neighbours are of different kinds
     std::optional<Finished> finished;        // after every delta

@@ -102,4 +102,12 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const S
   return make_generation(request, *model.tokenizer, model.generation, {plan.context, plan.shape.vocab});
 }
 
+ApiResult<size_t> count_prompt(const ChatRequest& request, const ServedModel& model) {
+  const ApiResult<RenderedPrompt> rendered = render_prompt(request);
+  if (!rendered) {
+    return tl::unexpected<ApiError>(rendered.error());
+  }
+  return model.tokenizer->encode(*rendered).size();
+}
+
 }  // namespace lily

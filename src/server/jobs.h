@@ -20,6 +20,8 @@ struct PromptLimits {
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
                                              const GenerationConfig& defaults, const PromptLimits& limits);
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const ServedModel& model);
+// The tokens of its prompt, however many.
+ApiResult<size_t> count_prompt(const ChatRequest& request, const ServedModel& model);
 
 // The prompt of `request` as text: normalised, then rendered with the template's tolerant rules.
 ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "server/messages.h"
+
 namespace lily {
 namespace {
 
@@ -51,6 +53,8 @@ RouteMatch match_route(std::string_view path) {
   }
   constexpr std::pair<std::string_view, Route> kPaths[] = {
       {"/chat/completions", Route::chat_completions},
+      {"/messages", Route::messages},
+      {"/messages/count_tokens", Route::count_message_tokens},
       {"/models", Route::models},
       {"/health", Route::health},
       {"/tokenize", Route::tokenize},
@@ -72,6 +76,8 @@ RouteMatch match_route(std::string_view path) {
 std::string_view allowed_methods(Route route) {
   switch (route) {
     case Route::chat_completions:
+    case Route::messages:
+    case Route::count_message_tokens:
     case Route::tokenize:
     case Route::detokenize:
     case Route::apply_template:
@@ -84,6 +90,11 @@ std::string_view allowed_methods(Route route) {
       break;
   }
   return "GET, HEAD, OPTIONS";
+}
+
+HttpResponse route_error(Route route, const ApiError& error) {
+  const bool anthropic = route == Route::messages || route == Route::count_message_tokens;
+  return anthropic ? anthropic_error(error) : error_response(error);
 }
 
 bool same_secret(std::string_view given, std::string_view expected) {
@@ -102,7 +113,7 @@ std::optional<HttpResponse> answer_from_header(const HttpRequest& request, const
     ApiError error;
     error.status = 417;
     error.message = "The only expectation this server meets is 100-continue.";
-    return error_response(error);
+    return route_error(match.route, error);
   }
   if (request.method == "OPTIONS") {
     return preflight(request, match.route);
@@ -115,14 +126,14 @@ std::optional<HttpResponse> answer_from_header(const HttpRequest& request, const
                         ? "This server asks for an API key: send it as 'Authorization: Bearer KEY'."
                         : "The API key is not one of this server's.";
     error.code = "invalid_api_key";
-    return error_response(error);
+    return route_error(match.route, error);
   }
   if (match.route == Route::unknown) {
     ApiError error;
     error.status = 404;
     error.message = fmt::format("There is nothing at {} {}.", request.method, printable(request.path));
     error.code = "unknown_url";
-    return error_response(error);
+    return route_error(match.route, error);
   }
   if (!allowed(allowed_methods(match.route), request.method)) {
     ApiError error;
@@ -130,7 +141,7 @@ std::optional<HttpResponse> answer_from_header(const HttpRequest& request, const
     error.message = fmt::format("{} does not take {}; it takes {}.", printable(request.path), request.method,
                                 allowed_methods(match.route));
     error.code = "method_not_allowed";
-    HttpResponse response = error_response(error);
+    HttpResponse response = route_error(match.route, error);
     response.headers.emplace_back("Allow", std::string(allowed_methods(match.route)));
     return response;
   }

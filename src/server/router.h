@@ -13,6 +13,8 @@ namespace lily {
 enum class Route {
   page,
   chat_completions,
+  messages,
+  count_message_tokens,
   models,
   model,
   health,
@@ -31,6 +33,9 @@ struct RouteMatch {
 RouteMatch match_route(std::string_view path);
 // "GET, HEAD, OPTIONS" or "POST, OPTIONS".
 std::string_view allowed_methods(Route route);
+
+// An error as the API of this path says it.
+HttpResponse route_error(Route route, const ApiError& error);
 
 struct AccessRules {
   std::vector<std::string> api_keys;  // empty = no key is asked for

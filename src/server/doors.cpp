@@ -1,0 +1,19 @@
+#include "server/doors.h"
+
+#include "server/chat.h"
+#include "server/messages.h"
+
+namespace lily {
+
+std::shared_ptr<Door> make_door(Route route) {
+  switch (route) {
+    case Route::chat_completions:
+      return make_chat_door();
+    case Route::messages:
+      return make_messages_door();
+    default:
+      return nullptr;
+  }
+}
+
+}  // namespace lily
