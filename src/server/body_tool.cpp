@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "server/json_fields.h"
 #include "server/messages.h"
+#include "server/responses.h"
 
 namespace lily {
 namespace {
@@ -34,6 +35,8 @@ BodyTool body_tool(Route route) {
   switch (route) {
     case Route::count_message_tokens:
       return count_message_tokens;
+    case Route::count_response_tokens:
+      return count_response_tokens;
     default:
       return nullptr;
   }

@@ -2,6 +2,7 @@
 
 #include "server/chat.h"
 #include "server/messages.h"
+#include "server/responses.h"
 
 namespace lily {
 
@@ -11,6 +12,8 @@ std::shared_ptr<Door> make_door(Route route) {
       return make_chat_door();
     case Route::messages:
       return make_messages_door();
+    case Route::responses:
+      return make_responses_door();
     default:
       return nullptr;
   }

@@ -2,6 +2,7 @@
 // JSON of answers. Pure functions; no sockets, no engine, no template. docs/API.md says what each field does.
 #pragma once
 
+#include <boost/json/array.hpp>
 #include <boost/json/value.hpp>
 #include <cstdint>
 #include <memory>
@@ -65,6 +66,9 @@ struct Answer {
   void add(Delta delta);
 };
 std::string completion_json(const AnswerHead& head, const Answer& answer, const Finished& finished);
+
+// {"token", "logprob", "bytes", "top_logprobs"} of each.
+boost::json::array tokens_json(const std::vector<TokenInfo>& tokens);
 
 // "stop", "length", "tool_calls".
 std::string_view to_string(FinishReason reason);

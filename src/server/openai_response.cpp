@@ -30,6 +30,8 @@ json::object choice_json(const TokenInfo::Choice& choice) {
   return out;
 }
 
+}  // namespace
+
 json::array tokens_json(const std::vector<TokenInfo>& tokens) {
   json::array out;
   out.reserve(tokens.size());
@@ -44,6 +46,8 @@ json::array tokens_json(const std::vector<TokenInfo>& tokens) {
   }
   return out;
 }
+
+namespace {
 
 // `content` belongs to the tokens of the content alone; those of the thinking have a list of their own.
 json::value logprobs_json(const std::vector<TokenInfo>& content, const std::vector<TokenInfo>& reasoning) {

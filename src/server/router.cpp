@@ -55,6 +55,8 @@ RouteMatch match_route(std::string_view path) {
       {"/chat/completions", Route::chat_completions},
       {"/messages", Route::messages},
       {"/messages/count_tokens", Route::count_message_tokens},
+      {"/responses", Route::responses},
+      {"/responses/input_tokens", Route::count_response_tokens},
       {"/models", Route::models},
       {"/health", Route::health},
       {"/tokenize", Route::tokenize},
@@ -78,6 +80,8 @@ std::string_view allowed_methods(Route route) {
     case Route::chat_completions:
     case Route::messages:
     case Route::count_message_tokens:
+    case Route::responses:
+    case Route::count_response_tokens:
     case Route::tokenize:
     case Route::detokenize:
     case Route::apply_template:

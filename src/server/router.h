@@ -15,6 +15,8 @@ enum class Route {
   chat_completions,
   messages,
   count_message_tokens,
+  responses,
+  count_response_tokens,
   models,
   model,
   health,
