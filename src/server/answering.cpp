@@ -300,6 +300,9 @@ Awaitable<void> serve_answer(Connection& connection, std::shared_ptr<Door> door)
     connection.watch_for_end(false);
   }
   log_request(door->id(), outcome, since);
+  const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
+  connection.core().counts.end({route_path(match_route(connection.request().path).route), outcome.status,
+                                outcome.finish, seconds, outcome.usage});
 }
 
 }  // namespace lily

@@ -16,7 +16,9 @@
 #include "server/body_tool.h"
 #include "server/doors.h"
 #include "server/openai.h"
+#include "server/openapi.h"
 #include "server/page.h"
+#include "server/props.h"
 #include "server/text_tools.h"
 
 namespace lily {
@@ -346,6 +348,9 @@ HttpResponse Connection::simple_answer() const {
   if (match_.route == Route::page) {
     return page_response();
   }
+  if (match_.route == Route::openapi) {
+    return openapi_response();
+  }
   const std::shared_ptr<const ServedModel> model = core_.model();
   if (match_.route == Route::health) {
     const bool up = model && !core_.draining;
@@ -358,8 +363,20 @@ HttpResponse Connection::simple_answer() const {
     }
     return response;
   }
+  if (match_.route == Route::metrics) {
+    HttpResponse response;
+    response.content_type = "text/plain; version=0.0.4; charset=utf-8";
+    response.body = metrics_text(core_.counts, core_.connections.size(), model.get());
+    return response;
+  }
   if (!model) {
     return error_response(loading());
+  }
+  if (match_.route == Route::props) {
+    return json_response(props_json(*model));
+  }
+  if (match_.route == Route::slots) {
+    return json_response(slots_json(*model));
   }
   const ModelCard card{model->name, core_.created, model->engine->plan().context};
   if (match_.route == Route::model && match_.argument != card.id) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <unordered_map>
 
+#include "server/metrics.h"
 #include "server/router.h"
 #include "server/server.h"
 
@@ -46,6 +47,7 @@ struct Core {
   // On the thread of run() only.
   std::unordered_map<Connection*, std::weak_ptr<Connection>> connections;
   std::mt19937_64 random{std::random_device{}()};
+  ServerCounts counts;
 
   // Whether run() has something to do: drain() waits for it to end.
   std::condition_variable ended;

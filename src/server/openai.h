@@ -3,6 +3,7 @@
 #pragma once
 
 #include <boost/json/array.hpp>
+#include <boost/json/object.hpp>
 #include <boost/json/value.hpp>
 #include <cstdint>
 #include <memory>
@@ -67,6 +68,7 @@ struct Answer {
 };
 std::string completion_json(const AnswerHead& head, const Answer& answer, const Finished& finished);
 
+boost::json::object usage_json(const Usage& usage);
 // {"token", "logprob", "bytes", "top_logprobs"} of each.
 boost::json::array tokens_json(const std::vector<TokenInfo>& tokens);
 

@@ -32,6 +32,20 @@ json::object choice_json(const TokenInfo::Choice& choice) {
 
 }  // namespace
 
+json::object usage_json(const Usage& usage) {
+  json::object prompt;
+  prompt["cached_tokens"] = usage.cached_tokens;
+  json::object completion;
+  completion["reasoning_tokens"] = usage.reasoning_tokens;
+  json::object out;
+  out["prompt_tokens"] = usage.prompt_tokens;
+  out["completion_tokens"] = usage.completion_tokens;
+  out["total_tokens"] = uint64_t{usage.prompt_tokens} + usage.completion_tokens;
+  out["prompt_tokens_details"] = std::move(prompt);
+  out["completion_tokens_details"] = std::move(completion);
+  return out;
+}
+
 json::array tokens_json(const std::vector<TokenInfo>& tokens) {
   json::array out;
   out.reserve(tokens.size());
@@ -57,20 +71,6 @@ json::value logprobs_json(const std::vector<TokenInfo>& content, const std::vect
     out["reasoning_content"] = tokens_json(reasoning);
   }
   out["refusal"] = nullptr;
-  return out;
-}
-
-json::object usage_json(const Usage& usage) {
-  json::object prompt;
-  prompt["cached_tokens"] = usage.cached_tokens;
-  json::object completion;
-  completion["reasoning_tokens"] = usage.reasoning_tokens;
-  json::object out;
-  out["prompt_tokens"] = usage.prompt_tokens;
-  out["completion_tokens"] = usage.completion_tokens;
-  out["total_tokens"] = uint64_t{usage.prompt_tokens} + usage.completion_tokens;
-  out["prompt_tokens_details"] = std::move(prompt);
-  out["completion_tokens_details"] = std::move(completion);
   return out;
 }
 
@@ -110,6 +110,7 @@ std::string chunk(const AnswerHead& head, json::object delta, json::value logpro
 json::object card_json(const ModelCard& card) {
   json::object meta;
   meta["n_ctx"] = card.context;
+  meta["n_ctx_train"] = Limits::kMaxContext;
   json::object out;
   out["id"] = card.id;
   out["object"] = "model";
@@ -271,8 +272,17 @@ std::string model_json(const ModelCard& card) { return json::serialize(card_json
 std::string models_json(const ModelCard& card) {
   json::array data;
   data.emplace_back(card_json(card));
+  // As llama.cpp's server lists them; some clients look for this key.
+  json::object entry;
+  entry["name"] = card.id;
+  entry["model"] = card.id;
+  entry["id"] = card.id;
+  entry["context_length"] = card.context;
+  json::array models;
+  models.emplace_back(std::move(entry));
   json::object out;
   out["object"] = "list";
+  out["models"] = std::move(models);
   out["data"] = std::move(data);
   return json::serialize(out);
 }

@@ -14,7 +14,7 @@ namespace {
 
 namespace json = boost::json;
 
-json::object usage_json(const Usage& usage) {
+json::object response_usage(const Usage& usage) {
   json::object out;
   out["input_tokens"] = usage.prompt_tokens;
   out["input_tokens_details"] = json::object{{"cached_tokens", usage.cached_tokens}};
@@ -152,7 +152,7 @@ json::object ResponsesDoor::finished_json(json::array output, const Finished& fi
   if (cut) {
     out["incomplete_details"] = json::object{{"reason", "max_output_tokens"}};
   }
-  out["usage"] = usage_json(finished.usage);
+  out["usage"] = response_usage(finished.usage);
   return out;
 }
 

@@ -11,6 +11,40 @@ bool starts_with(std::string_view text, std::string_view prefix) {
   return text.substr(0, prefix.size()) == prefix;
 }
 
+struct Path {
+  Route route;
+  std::string_view path;  // without /v1, which may stand before any of them
+  bool post;
+  std::string_view version = "/v1";  // as clients know it
+};
+
+constexpr Path kPaths[] = {
+    {Route::chat_completions, "/chat/completions", true},
+    {Route::completions, "/completions", true},
+    {Route::messages, "/messages", true},
+    {Route::count_message_tokens, "/messages/count_tokens", true},
+    {Route::responses, "/responses", true},
+    {Route::count_response_tokens, "/responses/input_tokens", true},
+    {Route::models, "/models", false},
+    {Route::health, "/health", false, ""},
+    {Route::metrics, "/metrics", false, ""},
+    {Route::props, "/props", false, ""},
+    {Route::slots, "/slots", false, ""},
+    {Route::openapi, "/openapi.json", false, ""},
+    {Route::tokenize, "/tokenize", true, ""},
+    {Route::detokenize, "/detokenize", true, ""},
+    {Route::apply_template, "/apply-template", true, ""},
+};
+
+const Path* find_path(Route route) {
+  for (const Path& entry : kPaths) {
+    if (entry.route == route) {
+      return &entry;
+    }
+  }
+  return nullptr;
+}
+
 bool allowed(std::string_view methods, std::string_view method) {
   const size_t at = methods.find(method);
   return !method.empty() && at != std::string_view::npos &&
@@ -51,21 +85,9 @@ RouteMatch match_route(std::string_view path) {
   if (path.size() > 1 && path.back() == '/') {
     path.remove_suffix(1);
   }
-  constexpr std::pair<std::string_view, Route> kPaths[] = {
-      {"/chat/completions", Route::chat_completions},
-      {"/messages", Route::messages},
-      {"/messages/count_tokens", Route::count_message_tokens},
-      {"/responses", Route::responses},
-      {"/responses/input_tokens", Route::count_response_tokens},
-      {"/models", Route::models},
-      {"/health", Route::health},
-      {"/tokenize", Route::tokenize},
-      {"/detokenize", Route::detokenize},
-      {"/apply-template", Route::apply_template},
-  };
-  for (const auto& entry : kPaths) {
-    if (path == entry.first) {
-      return {entry.second, {}};
+  for (const Path& entry : kPaths) {
+    if (path == entry.path) {
+      return {entry.route, {}};
     }
   }
   constexpr std::string_view kModel = "/models/";
@@ -76,24 +98,13 @@ RouteMatch match_route(std::string_view path) {
 }
 
 std::string_view allowed_methods(Route route) {
-  switch (route) {
-    case Route::chat_completions:
-    case Route::messages:
-    case Route::count_message_tokens:
-    case Route::responses:
-    case Route::count_response_tokens:
-    case Route::tokenize:
-    case Route::detokenize:
-    case Route::apply_template:
-      return "POST, OPTIONS";
-    case Route::page:
-    case Route::models:
-    case Route::model:
-    case Route::health:
-    case Route::unknown:
-      break;
-  }
-  return "GET, HEAD, OPTIONS";
+  const Path* entry = find_path(route);
+  return entry != nullptr && entry->post ? "POST, OPTIONS" : "GET, HEAD, OPTIONS";
+}
+
+std::string route_path(Route route) {
+  const Path* entry = find_path(route);
+  return entry == nullptr ? "" : fmt::format("{}{}", entry->version, entry->path);
 }
 
 HttpResponse route_error(Route route, const ApiError& error) {
@@ -122,7 +133,8 @@ std::optional<HttpResponse> answer_from_header(const HttpRequest& request, const
   if (request.method == "OPTIONS") {
     return preflight(request, match.route);
   }
-  const bool open = match.route == Route::health || match.route == Route::page;
+  const bool open =
+      match.route == Route::health || match.route == Route::page || match.route == Route::openapi;
   if (!open && !has_access(request, rules.api_keys)) {
     ApiError error;
     error.status = 401;

@@ -13,6 +13,7 @@ namespace lily {
 enum class Route {
   page,
   chat_completions,
+  completions,
   messages,
   count_message_tokens,
   responses,
@@ -20,6 +21,10 @@ enum class Route {
   models,
   model,
   health,
+  metrics,
+  props,
+  slots,
+  openapi,
   tokenize,
   detokenize,
   apply_template,
@@ -36,6 +41,8 @@ RouteMatch match_route(std::string_view path);
 // "GET, HEAD, OPTIONS" or "POST, OPTIONS".
 std::string_view allowed_methods(Route route);
 
+// "/v1/chat/completions": the path as it is documented; empty where it is none of the API's.
+std::string route_path(Route route);
 // An error as the API of this path says it.
 HttpResponse route_error(Route route, const ApiError& error);
 
