@@ -1,7 +1,7 @@
 # cmake -D IN=file -D OUT=file.cpp -D HEADER=header -D FUNCTION=name -D VERSION=x -P embed_text.cmake
-# Writes a text as C++: a function of lily that returns it. @VERSION@ in it becomes the version.
+# Writes a text as C++: a function of lily that returns it. LILY_VERSION in it becomes the version.
 file(READ ${IN} text)
-string(REPLACE "@VERSION@" "${VERSION}" text "${text}")
+string(REPLACE "LILY_VERSION" "${VERSION}" text "${text}")
 if("${text}" MATCHES "\\)text\"")
   message(FATAL_ERROR "${IN} ends the literal it is kept in")
 endif()

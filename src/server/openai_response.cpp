@@ -110,7 +110,6 @@ std::string chunk(const AnswerHead& head, json::object delta, json::value logpro
 json::object card_json(const ModelCard& card) {
   json::object meta;
   meta["n_ctx"] = card.context;
-  meta["n_ctx_train"] = Limits::kMaxContext;
   json::object out;
   out["id"] = card.id;
   out["object"] = "model";

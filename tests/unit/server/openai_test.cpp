@@ -259,7 +259,8 @@ TEST(Answers, Logprobs) {
 }
 
 TEST(Answers, Models) {
-  EXPECT_EQ(json::parse(models_json({"lily", 9, 4096})), json::parse(R"({"object":"list","data":[{"id":"lily",
+  EXPECT_EQ(json::parse(models_json({"lily", 9, 4096})), json::parse(R"({"object":"list",
+    "models":[{"name":"lily","model":"lily","id":"lily","context_length":4096}],"data":[{"id":"lily",
     "object":"model","created":9,"owned_by":"lily","context_length":4096,"max_model_len":4096,
     "meta":{"n_ctx":4096}}]})"));
 }
