@@ -110,10 +110,11 @@ std::vector<double> numbers_of(const std::byte* prepared, const InputFormat& for
   std::vector<double> out(format.cols);
   for (uint32_t c = 0; c < format.cols; ++c) {
     const auto digit = [&](size_t i) { return static_cast<double>(load_unaligned<int8_t>(prepared + i)); };
-    const auto scale =
-        load_unaligned<float>(prepared + prepared_scales(format) + c / format.group * sizeof(float));
-    const size_t at = c / 8 * 8 + c % 2 * 4 + c % 8 / 2;  // the even ones of 8, then the odd ones
-    const double value = format.digits == Digits::one ? digit(at) : 256 * digit(at) + digit(format.cols + at);
+    const auto scale = load_unaligned<float>(prepared + prepared_scales(format) + c / format.group * 8);
+    const size_t digits = format.digits == Digits::one ? 1 : 2;
+    const size_t in_group = c % format.group / 8 * 8 + c % 2 * 4 + c % 8 / 2;  // the even ones of 8 first
+    const size_t at = c / format.group * format.group * digits + in_group;
+    const double value = digits == 1 ? digit(at) : 256 * digit(at) + digit(at + format.group);
     out[c] = value * double{scale};
   }
   return out;
@@ -261,7 +262,7 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
         EXPECT_NEAR(numbers[c], x[c], step * 0.501 + 1e-30) << c;
       }
       const auto found =
-          load_unaligned<float>(prepared.data() + prepared_scales(format) + (8 + g) * sizeof(float));
+          load_unaligned<float>(prepared.data() + prepared_scales(format) + g * 8 + sizeof(float));
       EXPECT_NEAR(found, sum, 2 * kUnit * std::fabs(sum)) << g;
     }
   }

@@ -86,9 +86,7 @@ struct Avx2 {
                      _mm_unpacklo_epi16(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
   }
   LILY_INLINE I first_digit(I x) { return _mm256_srai_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(128)), 8); }
-  LILY_INLINE I join_digits(I first, I second) {
-    return _mm256_add_epi32(_mm256_slli_epi32(first, 8), second);
-  }
+  LILY_INLINE I next_digit(I sum) { return _mm256_slli_epi32(sum, 8); }
   LILY_INLINE I low_halves(I codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(15)); }
   LILY_INLINE I high_halves(I codes) { return low_halves(_mm256_srli_epi32(codes, 4)); }
   // Of codes below 16: no saturation.

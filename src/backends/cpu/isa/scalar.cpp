@@ -147,8 +147,8 @@ struct Scalar {
     return each_int(
         [&](uint32_t i) { return static_cast<uint32_t>(static_cast<int32_t>(x.v[i] + 128) >> 8); });
   }
-  LILY_INLINE I join_digits(I first, I second) {
-    return each_int([&](uint32_t i) { return (first.v[i] << 8) + second.v[i]; });
+  LILY_INLINE I next_digit(I sum) {
+    return each_int([&](uint32_t i) { return sum.v[i] << 8; });
   }
   LILY_INLINE I low_halves(I codes) {
     return each_int([&](uint32_t i) { return codes.v[i] & 0x0f0f0f0fU; });
