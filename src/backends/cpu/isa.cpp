@@ -18,6 +18,19 @@ bool has_avx2() {
 #endif
 }
 
+// GCC 12 has no name for it in __builtin_cpu_supports.
+bool has_avxvnni() {
+#if defined(__x86_64__)
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 4)) != 0;
+#else
+  return false;
+#endif
+}
+
 bool has_avx512() {
 #if defined(__x86_64__)
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
@@ -55,6 +68,9 @@ std::vector<IsaListing> list_isas() {
   }
   if (const Kernels* kernels = avx512_kernels()) {
     isas.push_back({kernels, has_avx512()});
+  }
+  if (const Kernels* kernels = avxvnni_kernels()) {
+    isas.push_back({kernels, has_avxvnni()});
   }
   if (const Kernels* kernels = avx2_kernels()) {
     isas.push_back({kernels, has_avx2()});

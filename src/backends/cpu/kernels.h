@@ -138,6 +138,7 @@ struct Kernels {
 // The variants; a null pointer where the compiler's target has none.
 extern const Kernels kScalarKernels;
 const Kernels* avx2_kernels();
+const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512vnni_kernels();
 

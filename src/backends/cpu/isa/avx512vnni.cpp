@@ -17,7 +17,6 @@ struct Avx512Vnni : Avx512Base {
     return _mm512_dpbusd_epi32(sum, high_halves(codes), x_high);
   }
   LILY_INLINE I dot_bytes(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, codes, x); }
-  LILY_INLINE I dot_small(I sum, I codes, I x) { return dot_bytes(sum, codes, x); }
 };
 
 constexpr Kernels kTable = Generic<Avx512Vnni>::table("avx512vnni", "vpdpbusd zmm");

@@ -167,7 +167,6 @@ struct Scalar {
     }
     return sum;
   }
-  LILY_INLINE I dot_small(I sum, I codes, I x) { return dot_bytes(sum, codes, x); }
   LILY_INLINE I dot_halves(I sum, I codes, I x_low, I x_high) {
     return dot_bytes(dot_bytes(sum, low_halves(codes), x_low), high_halves(codes), x_high);
   }
