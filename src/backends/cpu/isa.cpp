@@ -6,6 +6,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace lily::cpu {
 namespace {
@@ -48,6 +52,27 @@ bool has_avx512vnni() {
 #endif
 }
 
+// Tiles also need the system's permission, once for the process.
+bool has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool has = [] {
+    constexpr unsigned kTilesAndInt8 = 3U << 24;
+    constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr int kTileData = 18;
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    return has_avx512vnni() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+           (d & kTilesAndInt8) == kTilesAndInt8 &&
+           ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+
 std::string usable_names() {
   std::string names;
   for (const IsaListing& isa : list_isas()) {
@@ -63,6 +88,9 @@ std::string usable_names() {
 
 std::vector<IsaListing> list_isas() {
   std::vector<IsaListing> isas;
+  if (const Kernels* kernels = amx_kernels()) {
+    isas.push_back({kernels, has_amx()});
+  }
   if (const Kernels* kernels = avx512vnni_kernels()) {
     isas.push_back({kernels, has_avx512vnni()});
   }

@@ -141,6 +141,7 @@ const Kernels* avx2_kernels();
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512vnni_kernels();
+const Kernels* amx_kernels();
 
 // Every variant compiled in, the fastest first, and whether this processor can run it.
 struct IsaListing {
