@@ -19,7 +19,7 @@
 
 namespace lily::cpu {
 
-inline constexpr uint32_t kBatchRows = 512;
+inline constexpr uint32_t kBatchRows = 2048;
 // Width of the residual stream in the larger shape, for rows on the stack.
 inline constexpr uint32_t kMaxHidden = 2048;
 static_assert(kQwen36.hidden <= kMaxHidden && kTiny.hidden <= kMaxHidden);
