@@ -144,6 +144,9 @@ void add_compute_options(CLI::App& app, DeviceOptions& options) {
 
 void add_device_options(CLI::App& app, DeviceOptions& options) {
   add_compute_options(app, options);
+  app.add_flag("--repack-cache", options.repack_cache,
+               "CPU: keep the packed weights in the model's folder (as much disk again) and map them at the "
+               "next start");
   app.add_option("--ctx", options.plan.context, "tokens that a conversation may hold")
       ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));
 }

@@ -28,10 +28,10 @@ inline constexpr uint32_t kAttendTokens = 64;
 // A prepared (quantised) row: per group its digits, the highest of all inputs first, each `group` signed
 // bytes, of every 8 the 4 even ones before the 4 odd ones. Then per group the scale and the sum of what the
 // digits stand for. 64-byte aligned and padded.
-//   x[c] ~ scale * digit[c], or scale * (256 * digit0[c] + digit1[c])
+//   x[c] ~ scale * (256 * digit0[c] + digit1[c])
 // A group with an input that is not finite has a scale that is not a number.
 static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes
-  return size_t{f.cols} * static_cast<size_t>(f.digits);
+  return size_t{f.cols} * kDigits;
 }
 static constexpr size_t prepared_bytes(const InputFormat& f) {
   return (prepared_scales(f) + f.cols / f.group * 2 * sizeof(float) + 63) / 64 * 64;

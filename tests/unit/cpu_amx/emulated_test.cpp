@@ -84,7 +84,6 @@ struct RandomMatrix {
     form.bits = bits;
     form.group = group;
     form.scale_type = type;
-    form.digits = Digits::two;
     data = *AlignedBytes::allocate(form.total_bytes());
     std::mt19937 engine(outputs + bits + group);
     std::generate_n(data.data(), data.size(), [&] { return static_cast<std::byte>(engine()); });

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <variant>
 #include <vector>
@@ -55,7 +56,9 @@ struct LayerDense {
 
 class CpuBlocks final : public host::Blocks {
  public:
-  CpuBlocks(const Kernels& kernels, unsigned threads);
+  // `packed_cache`: a file that is mapped instead of packing, or written if it is not there or does not fit;
+  // "" = none.
+  CpuBlocks(const Kernels& kernels, unsigned threads, std::filesystem::path packed_cache = {});
   ~CpuBlocks() override;
 
   MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
@@ -79,6 +82,7 @@ class CpuBlocks final : public host::Blocks {
   struct AttendItem;
   struct MoeBatch;
 
+  Result<PackedModel> packed_model(FunctionRef<void(double)> progress);
   // Floats of workspace that the largest batch of any block takes.
   size_t workspace_floats(const PackedModel& forms, const Plan& plan) const;
   // Norms `rows` rows of the stream and lays them out for their readers.
@@ -103,6 +107,7 @@ class CpuBlocks final : public host::Blocks {
 
   const Kernels& kernels_;
   ThreadPool pool_;
+  const std::filesystem::path packed_cache_;
   const ModelWeights* weights_ = nullptr;
   Shape shape_ = kTiny;
   uint32_t max_rows_ = 0;      // of a batch

@@ -23,9 +23,8 @@ struct Affine {
 
   // ---- quantisation of a row ----
 
-  template <uint32_t D>
-  static void prepare_digits(const PrepareArgs& args) {
-    constexpr float kTop = D == 1 ? 127.0F : 32512.0F;  // the first digit stays below 128
+  static void prepare(const PrepareArgs& args) {
+    constexpr float kTop = 32512.0F;  // the first digit stays below 128
     const uint32_t group = args.format.group;
     const uint32_t groups = args.format.cols / group;
     std::byte* scales = args.out + prepared_scales(args.format);
@@ -46,22 +45,15 @@ struct Affine {
         const F whole = V::round(V::mul(V::load(x + i), inverse));
         sum = V::add(sum, whole);
         const I value = V::to_int(whole);
-        std::byte* out = args.out + size_t{g} * group * D + i;
-        if constexpr (D == 1) {
-          V::store_digits(out, value);
-        } else {
-          V::store_digits(out, V::first_digit(value));
-          V::store_digits(out + group, value);
-        }
+        std::byte* out = args.out + size_t{g} * group * kDigits + i;
+        V::store_digits(out, V::first_digit(value));
+        V::store_digits(out + group, value);
       }
       const float scale = (any ? top / kTop : 0.0F) + V::reduce_add(poison);
       const float total = scale * V::reduce_add(sum);
       __builtin_memcpy(scales + size_t{g} * kScalePair, &scale, sizeof(float));
       __builtin_memcpy(scales + size_t{g} * kScalePair + sizeof(float), &total, sizeof(float));
     }
-  }
-  static void prepare(const PrepareArgs& args) {
-    args.format.digits == Digits::one ? prepare_digits<1>(args) : prepare_digits<2>(args);
   }
 
   // ---- products ----
@@ -118,30 +110,28 @@ struct Affine {
 
   // The integer products of one group: dot[r][h]. Many rows: one chain of additions for each, digit after
   // digit. Few: a chain for each digit and for every other input, or the units would wait.
-  template <uint32_t Bits, uint32_t D, uint32_t R>
+  template <uint32_t Bits, uint32_t R>
   LILY_INLINE void dot_group(const std::byte* codes, const std::byte* x, const MatmulArgs& args,
                              I (&dot)[R][H]) {
     if constexpr (R * H <= 4) {
-      I sum[D][2][R][H];
+      I sum[kDigits][2][R][H];
       LILY_UNROLL
-      for (uint32_t i = 0; i < D * 2 * R * H; ++i) {
+      for (uint32_t i = 0; i < kDigits * 2 * R * H; ++i) {
         sum[i / (2 * R * H)][i / (R * H) % 2][i / H % R][i % H] = V::zero_int();
       }
-      dot_digits<Bits, D, 2, R>(codes, x, args, sum);
+      dot_digits<Bits, kDigits, 2, R>(codes, x, args, sum);
       LILY_UNROLL
       for (uint32_t i = 0; i < R * H; ++i) {
         const uint32_t r = i / H;
         const uint32_t h = i % H;
         I& out = dot[r][h];
         out = V::add_int(sum[0][0][r][h], sum[0][1][r][h]);
-        if constexpr (D == 2) {
-          out = V::add_int(V::next_digit(out), V::add_int(sum[1][0][r][h], sum[1][1][r][h]));
-        }
+        out = V::add_int(V::next_digit(out), V::add_int(sum[1][0][r][h], sum[1][1][r][h]));
       }
     } else {
       I sum[1][1][R][H];
       LILY_UNROLL
-      for (uint32_t d = 0; d < D; ++d) {
+      for (uint32_t d = 0; d < kDigits; ++d) {
         LILY_UNROLL
         for (uint32_t i = 0; i < R * H; ++i) {
           I& start = sum[0][0][i / H][i % H];
@@ -156,7 +146,7 @@ struct Affine {
     }
   }
 
-  template <uint32_t Bits, DType Type, uint32_t D, uint32_t R>
+  template <uint32_t Bits, DType Type, uint32_t R>
   static void tile(const Tile& t) {
     const MatmulArgs& args = *t.args;
     const PackedMatrix& m = *args.matrix;
@@ -164,7 +154,7 @@ struct Affine {
     const size_t bytes_of_group = 2 * kScales + size_t{m.group} * Bits * kBlockOutputs / 8;
     const std::byte* group = t.block;
     const std::byte* x = t.x;
-    const std::byte* scale = t.x + size_t{m.cols} * D;
+    const std::byte* scale = t.x + size_t{m.cols} * kDigits;
     F sum[R][H];
     LILY_UNROLL
     for (uint32_t i = 0; i < R * H; ++i) {
@@ -177,7 +167,7 @@ struct Affine {
         }
       }
       I dot[R][H];
-      dot_group<Bits, D, R>(group + 2 * kScales, x, args, dot);
+      dot_group<Bits, R>(group + 2 * kScales, x, args, dot);
       LILY_UNROLL
       for (uint32_t h = 0; h < H; ++h) {
         const F w_scale = load_scale<Type>(group, h);
@@ -191,7 +181,7 @@ struct Affine {
         }
       }
       group += bytes_of_group;
-      x += size_t{m.group} * D;
+      x += size_t{m.group} * kDigits;
       scale += kScalePair;
     }
     LILY_UNROLL
@@ -214,11 +204,11 @@ struct Affine {
   }
 
   // Rows of one block: as many at a time as the registers hold.
-  template <uint32_t Bits, DType Type, uint32_t D, uint32_t R>
+  template <uint32_t Bits, DType Type, uint32_t R>
   static void rows_of(Tile& t, uint32_t& rows) {
     if constexpr (R <= V::kRows) {
       for (; rows >= R; rows -= R) {
-        tile<Bits, Type, D, R>(t);
+        tile<Bits, Type, R>(t);
         t.x += R * t.args->x_stride;
         t.y += R * t.args->y_stride;
         t.prefetch = 0;
@@ -226,7 +216,7 @@ struct Affine {
     }
   }
 
-  template <uint32_t Bits, DType Type, uint32_t D>
+  template <uint32_t Bits, DType Type>
   static void product(const MatmulArgs& args) {
     const PackedMatrix& m = *args.matrix;
     const auto step = static_cast<uint32_t>(kTileBytes / args.x_stride) / 12 * 12;
@@ -240,27 +230,23 @@ struct Affine {
                .outputs = smaller(kBlockOutputs, args.end - output),
                .prefetch = row == 0 ? block_bytes(m) : 0};
         uint32_t rows = smaller(step, args.rows - row);
-        rows_of<Bits, Type, D, 12>(t, rows);
-        rows_of<Bits, Type, D, 8>(t, rows);
-        rows_of<Bits, Type, D, 6>(t, rows);
-        rows_of<Bits, Type, D, 4>(t, rows);
-        rows_of<Bits, Type, D, 3>(t, rows);
-        rows_of<Bits, Type, D, 2>(t, rows);
-        rows_of<Bits, Type, D, 1>(t, rows);
+        rows_of<Bits, Type, 12>(t, rows);
+        rows_of<Bits, Type, 8>(t, rows);
+        rows_of<Bits, Type, 6>(t, rows);
+        rows_of<Bits, Type, 4>(t, rows);
+        rows_of<Bits, Type, 3>(t, rows);
+        rows_of<Bits, Type, 2>(t, rows);
+        rows_of<Bits, Type, 1>(t, rows);
       }
     }
   }
 
-  template <uint32_t Bits, DType Type>
-  static void product_of(const MatmulArgs& args) {
-    args.matrix->digits == Digits::one ? product<Bits, Type, 1>(args) : product<Bits, Type, 2>(args);
-  }
   static void matmul(const MatmulArgs& args) {
     const bool wide = args.matrix->scale_type == DType::f32;
     if (args.matrix->bits == 4) {
-      wide ? product_of<4, DType::f32>(args) : product_of<4, DType::bf16>(args);
+      wide ? product<4, DType::f32>(args) : product<4, DType::bf16>(args);
     } else {
-      wide ? product_of<8, DType::f32>(args) : product_of<8, DType::bf16>(args);
+      wide ? product<8, DType::f32>(args) : product<8, DType::bf16>(args);
     }
   }
 

@@ -91,7 +91,6 @@ void row_tile(const RowTile& t) {
   const MatmulArgs& args = *t.args;
   const PackedMatrix& m = *args.matrix;
   constexpr size_t kScales = kBlockOutputs * (Type == DType::f32 ? 4 : 2);
-  constexpr size_t kDigits = 2;
   const uint32_t groups = m.cols / kTileGroup;
   const std::byte* scale = t.x + size_t{m.cols} * kDigits;
   alignas(64) std::byte products[2][2 * kTile];
@@ -157,7 +156,7 @@ void product(const MatmulArgs& args) {
 void matmul(const MatmulArgs& args) {
   const PackedMatrix& m = *args.matrix;
   const uint32_t tail = args.rows % kTileRows < kLeastRows ? args.rows % kTileRows : 0;
-  const bool tiles = m.group == kTileGroup && m.digits == Digits::two && args.rows > tail;
+  const bool tiles = m.group == kTileGroup && args.rows > tail;
   MatmulArgs rest = args;
   if (tiles) {
     MatmulArgs most = args;
