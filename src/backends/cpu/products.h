@@ -64,6 +64,17 @@ struct Product {
   bool accumulate = false;  // add to y
 };
 
+// y = matrix * x: row i of `rows` at y + i * matrix.rows.
+inline Product product_of(const PackedMatrix& matrix, const PreparedRows& x, uint32_t rows, float* y) {
+  return {.matrix = matrix, .x = x.rows_for(matrix), .rows = rows, .y = y, .y_stride = matrix.rows};
+}
+// y += matrix * x.
+inline Product addition_of(const PackedMatrix& matrix, const PreparedRows& x, uint32_t rows, float* y) {
+  Product product = product_of(matrix, x, rows, y);
+  product.accumulate = true;
+  return product;
+}
+
 // Computes all of them. Their outputs must not overlap.
 void run_products(ThreadPool& pool, const Kernels& kernels, std::span<const Product> products);
 
