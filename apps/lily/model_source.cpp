@@ -179,7 +179,11 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
     LILY_TRY(tokenizer, Tokenizer::load(folder));
   }
   LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));
-  LILY_TRY(auto backend, make_backend(options.device, options.backend));
+  BackendOptions backend_options = options.backend;
+  if (options.repack_cache) {
+    backend_options.packed_cache = folder / "packed-cpu.lily";
+  }
+  LILY_TRY(auto backend, make_backend(options.device, backend_options));
   LILY_TRY(const MemoryNeed need, load_backend(*backend, *file, plan, folder.filename().string()));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("{}: {} layers of '{}', {:.2f} GB, on {} in {:.2f} s", folder.string(), file->shape().layers,
