@@ -144,6 +144,9 @@ void add_compute_options(CLI::App& app, DeviceOptions& options) {
 
 void add_device_options(CLI::App& app, DeviceOptions& options) {
   add_compute_options(app, options);
+  app.add_flag("--repack-cache", options.repack_cache,
+               "CPU: keep the packed weights in the model's folder (as much disk again) and map them at the "
+               "next start");
   app.add_option("--ctx", options.plan.context, "tokens that a conversation may hold")
       ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));
 }
@@ -176,7 +179,11 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
     LILY_TRY(tokenizer, Tokenizer::load(folder));
   }
   LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));
-  LILY_TRY(auto backend, make_backend(options.device, options.backend));
+  BackendOptions backend_options = options.backend;
+  if (options.repack_cache) {
+    backend_options.packed_cache = folder / "packed-cpu.lily";
+  }
+  LILY_TRY(auto backend, make_backend(options.device, backend_options));
   LILY_TRY(const MemoryNeed need, load_backend(*backend, *file, plan, folder.filename().string()));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("{}: {} layers of '{}', {:.2f} GB, on {} in {:.2f} s", folder.string(), file->shape().layers,

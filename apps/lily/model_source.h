@@ -24,6 +24,7 @@ Result<std::filesystem::path> find_model(const std::string& model);
 struct DeviceOptions {
   std::string device = "auto";
   BackendOptions backend;
+  bool repack_cache = false;  // backend.packed_cache lies in the model's folder
   PlanOptions plan;
 };
 void add_device_options(CLI::App& app, DeviceOptions& options);

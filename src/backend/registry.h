@@ -2,6 +2,7 @@
 // knows all.
 #pragma once
 
+#include <filesystem>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -14,6 +15,9 @@ namespace lily {
 struct BackendOptions {
   unsigned threads = 0;  // 0 = all usable cores
   std::string isa;       // "" = the best the machine has; else "avx2", "avx512": forces one
+  // Where a backend that repacks weights may keep them for the next start; "" = nowhere. One that cannot be
+  // read, is damaged or belongs to other weights is ignored with a warning.
+  std::filesystem::path packed_cache = {};
 };
 
 struct BackendListing {

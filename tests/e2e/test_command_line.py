@@ -48,6 +48,24 @@ def test_an_unknown_instruction_set_is_not_ignored(model):
     assert "unknown instruction set 'mmx'" in said(result)
 
 
+def test_packed_weights_are_kept_used_and_made_again(model, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(model, folder)
+    packed = folder / "packed-cpu.lily"
+    command = ["run", folder, "-p", "x", "--max-tokens", "8", "--device", "cpu", "--temperature", "0"]
+    plain = lily(*command)
+    assert plain.returncode == 0 and not packed.exists()
+    first = lily(*command, "--repack-cache")
+    made = packed.stat()
+    again = lily(*command, "--repack-cache")
+    assert packed.stat().st_mtime_ns == made.st_mtime_ns, "it is mapped, not made again"
+    packed.write_bytes(packed.read_bytes()[:-1])
+    damaged = lily(*command, "--repack-cache")
+    assert "ignored and made again" in said(damaged)
+    assert packed.stat().st_size == made.st_size
+    assert plain.stdout == first.stdout == again.stdout == damaged.stdout
+
+
 def test_a_model_name_that_is_too_long(model):
     result = lily("run", "a" * 5000, "-p", "x")
     assert result.returncode == 1

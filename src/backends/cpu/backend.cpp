@@ -8,7 +8,7 @@ namespace lily {
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(const BackendOptions& options) {
   LILY_TRY(const cpu::Kernels* kernels, cpu::choose_kernels(options.isa));
-  auto blocks = std::make_unique<cpu::CpuBlocks>(*kernels, options.threads);
+  auto blocks = std::make_unique<cpu::CpuBlocks>(*kernels, options.threads, options.packed_cache);
   DeviceInfo device{
       .name = "cpu",
       .description = fmt::format("{}, {} thread{}, {}", cpu::processor_name(), blocks->threads(),

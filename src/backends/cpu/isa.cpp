@@ -6,6 +6,10 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 namespace lily::cpu {
 namespace {
@@ -13,6 +17,19 @@ namespace {
 bool has_avx2() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#else
+  return false;
+#endif
+}
+
+// GCC 12 has no name for it in __builtin_cpu_supports.
+bool has_avxvnni() {
+#if defined(__x86_64__)
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 4)) != 0;
 #else
   return false;
 #endif
@@ -35,6 +52,27 @@ bool has_avx512vnni() {
 #endif
 }
 
+// Tiles also need the system's permission, once for the process.
+bool has_amx() {
+#if defined(__x86_64__) && defined(__linux__)
+  static const bool has = [] {
+    constexpr unsigned kTilesAndInt8 = 3U << 24;
+    constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+    constexpr int kTileData = 18;
+    unsigned a = 0;
+    unsigned b = 0;
+    unsigned c = 0;
+    unsigned d = 0;
+    return has_avx512vnni() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
+           (d & kTilesAndInt8) == kTilesAndInt8 &&
+           ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
+  return has;
+#else
+  return false;
+#endif
+}
+
 std::string usable_names() {
   std::string names;
   for (const IsaListing& isa : list_isas()) {
@@ -50,11 +88,17 @@ std::string usable_names() {
 
 std::vector<IsaListing> list_isas() {
   std::vector<IsaListing> isas;
+  if (const Kernels* kernels = amx_kernels()) {
+    isas.push_back({kernels, has_amx()});
+  }
   if (const Kernels* kernels = avx512vnni_kernels()) {
     isas.push_back({kernels, has_avx512vnni()});
   }
   if (const Kernels* kernels = avx512_kernels()) {
     isas.push_back({kernels, has_avx512()});
+  }
+  if (const Kernels* kernels = avxvnni_kernels()) {
+    isas.push_back({kernels, has_avxvnni()});
   }
   if (const Kernels* kernels = avx2_kernels()) {
     isas.push_back({kernels, has_avx2()});

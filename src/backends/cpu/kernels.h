@@ -25,13 +25,13 @@ static_assert(kQwen36.q_heads == kGroupHeads * kQwen36.kv_heads &&
 // Tokens of one key-value block (backends/host/state.h): the step of the online softmax.
 inline constexpr uint32_t kAttendTokens = 64;
 
-// A prepared (quantised) row: per digit, highest first, cols signed bytes, of every 8 the 4 even ones before
-// the 4 odd ones; then per group the scale, then per group the sum of what the digits stand for. 64-byte
-// aligned and padded.
-//   x[c] ~ scale * digit[c], or scale * (256 * digit0[c] + digit1[c])
+// A prepared (quantised) row: per group its digits, the highest of all inputs first, each `group` signed
+// bytes, of every 8 the 4 even ones before the 4 odd ones. Then per group the scale and the sum of what the
+// digits stand for. 64-byte aligned and padded.
+//   x[c] ~ scale * (256 * digit0[c] + digit1[c])
 // A group with an input that is not finite has a scale that is not a number.
-static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes; the sums follow
-  return size_t{f.cols} * static_cast<size_t>(f.digits);
+static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes
+  return size_t{f.cols} * kDigits;
 }
 static constexpr size_t prepared_bytes(const InputFormat& f) {
   return (prepared_scales(f) + f.cols / f.group * 2 * sizeof(float) + 63) / 64 * 64;
@@ -138,8 +138,10 @@ struct Kernels {
 // The variants; a null pointer where the compiler's target has none.
 extern const Kernels kScalarKernels;
 const Kernels* avx2_kernels();
+const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512vnni_kernels();
+const Kernels* amx_kernels();
 
 // Every variant compiled in, the fastest first, and whether this processor can run it.
 struct IsaListing {

@@ -85,15 +85,14 @@ PackedMatrix PackedMatrix::expert(uint32_t index) const {
   return one;
 }
 
-PackedMatrix packed_form(const AffineMatrix& matrix, Digits digits) {
+PackedMatrix packed_form(const AffineMatrix& matrix) {
   return {.data = nullptr,
           .rows = matrix.rows,
           .cols = matrix.cols,
           .experts = matrix.experts,
           .bits = matrix.bits,
           .group = matrix.group,
-          .scale_type = matrix.scale_type == DType::bf16 ? DType::bf16 : DType::f32,
-          .digits = digits};
+          .scale_type = matrix.scale_type == DType::bf16 ? DType::bf16 : DType::f32};
 }
 
 void pack_block(const AffineMatrix& matrix, const PackedMatrix& form, uint32_t block, std::byte* out) {

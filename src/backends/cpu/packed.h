@@ -20,16 +20,13 @@ namespace lily::cpu {
 
 inline constexpr uint32_t kBlockOutputs = 16;
 
-// Digits of 8 bits that an input of a matrix is quantised to. One digit has an error of about 1/250 of its
-// group's largest input, two of 1/65,000: for the few small matrices that decide (router, gates) and the
-// head.
-enum class Digits : uint8_t { one = 1, two = 2 };
+// Bytes that an input of a matrix is quantised to: an error of about 1/65,000 of its group's largest input.
+inline constexpr uint32_t kDigits = 2;
 
 // What of a matrix decides how its input is quantised.
 struct InputFormat {
   uint32_t cols;
   uint32_t group;
-  Digits digits;
   bool operator==(const InputFormat&) const = default;
 };
 
@@ -42,9 +39,8 @@ struct PackedMatrix {
   uint32_t bits = 4;
   uint32_t group = 64;
   DType scale_type = DType::bf16;
-  Digits digits = Digits::one;
 
-  InputFormat input() const { return {cols, group, digits}; }
+  InputFormat input() const { return {cols, group}; }
   uint32_t blocks() const { return (rows + kBlockOutputs - 1) / kBlockOutputs; }
   size_t expert_bytes() const;
   size_t total_bytes() const { return experts * expert_bytes(); }
@@ -59,7 +55,7 @@ static constexpr size_t group_bytes(const PackedMatrix& m) {
 static constexpr size_t block_bytes(const PackedMatrix& m) { return m.cols / m.group * group_bytes(m); }
 
 // The form that `matrix` is packed to, without data. f16 scales become f32, which holds them exactly.
-PackedMatrix packed_form(const AffineMatrix& matrix, Digits digits);
+PackedMatrix packed_form(const AffineMatrix& matrix);
 
 // Packs block `block` of one expert (matrix.experts == 1) to `out`: block_bytes(form) bytes.
 void pack_block(const AffineMatrix& matrix, const PackedMatrix& form, uint32_t block, std::byte* out);

@@ -8,47 +8,37 @@
 namespace lily::cpu {
 namespace {
 
-// Calls visit(source, target, digits) for every matrix of a layer: docs/NUMERICS.md has what one digit costs.
-template <class Visit>
-void for_each_matrix(const LayerWeights& from, PackedLayer& to, Visit visit) {
+void for_each_in_layer(const LayerWeights& from, PackedLayer& to,
+                       FunctionRef<void(const AffineMatrix&, PackedMatrix&)> visit) {
   if (const auto* delta = std::get_if<DeltaNetWeights>(&from.mixer)) {
     if (!std::holds_alternative<PackedDeltaNet>(to.mixer)) {
       to.mixer.emplace<PackedDeltaNet>();
     }
     auto& packed = std::get<PackedDeltaNet>(to.mixer);
-    visit(delta->in_proj_qkv, packed.in_proj_qkv, Digits::two);
-    visit(delta->in_proj_z, packed.in_proj_z, Digits::two);
-    visit(delta->in_proj_a, packed.in_proj_a, Digits::two);
-    visit(delta->in_proj_b, packed.in_proj_b, Digits::two);
-    visit(delta->out_proj, packed.out_proj, Digits::two);
+    visit(delta->in_proj_qkv, packed.in_proj_qkv);
+    visit(delta->in_proj_z, packed.in_proj_z);
+    visit(delta->in_proj_a, packed.in_proj_a);
+    visit(delta->in_proj_b, packed.in_proj_b);
+    visit(delta->out_proj, packed.out_proj);
   } else {
     const auto& attention = std::get<AttentionWeights>(from.mixer);
     if (!std::holds_alternative<PackedAttention>(to.mixer)) {
       to.mixer.emplace<PackedAttention>();
     }
     auto& packed = std::get<PackedAttention>(to.mixer);
-    visit(attention.q_proj, packed.q_proj, Digits::two);
-    visit(attention.k_proj, packed.k_proj, Digits::two);
-    visit(attention.v_proj, packed.v_proj, Digits::two);
-    visit(attention.o_proj, packed.o_proj, Digits::two);
+    visit(attention.q_proj, packed.q_proj);
+    visit(attention.k_proj, packed.k_proj);
+    visit(attention.v_proj, packed.v_proj);
+    visit(attention.o_proj, packed.o_proj);
   }
-  visit(from.moe.router, to.moe.router, Digits::two);
-  visit(from.moe.shared_gate, to.moe.shared_gate, Digits::two);
-  visit(from.moe.gate, to.moe.gate, Digits::two);
-  visit(from.moe.up, to.moe.up, Digits::two);
-  visit(from.moe.down, to.moe.down, Digits::two);
-  visit(from.moe.shared_gate_proj, to.moe.shared_gate_proj, Digits::two);
-  visit(from.moe.shared_up_proj, to.moe.shared_up_proj, Digits::two);
-  visit(from.moe.shared_down_proj, to.moe.shared_down_proj, Digits::two);
-}
-
-template <class Visit>
-void for_each_matrix(const ModelWeights& from, PackedModel& to, Visit visit) {
-  to.layers.resize(from.layers.size());
-  for (size_t layer = 0; layer < from.layers.size(); ++layer) {
-    for_each_matrix(from.layers[layer], to.layers[layer], visit);
-  }
-  visit(from.head.lm_head, to.head, Digits::two);
+  visit(from.moe.router, to.moe.router);
+  visit(from.moe.shared_gate, to.moe.shared_gate);
+  visit(from.moe.gate, to.moe.gate);
+  visit(from.moe.up, to.moe.up);
+  visit(from.moe.down, to.moe.down);
+  visit(from.moe.shared_gate_proj, to.moe.shared_gate_proj);
+  visit(from.moe.shared_up_proj, to.moe.shared_up_proj);
+  visit(from.moe.shared_down_proj, to.moe.shared_down_proj);
 }
 
 // What the rest of the system and of the process may want to keep.
@@ -99,6 +89,15 @@ class Packer {
 
 }  // namespace
 
+void for_each_matrix(const ModelWeights& from, PackedModel& to,
+                     FunctionRef<void(const AffineMatrix&, PackedMatrix&)> visit) {
+  to.layers.resize(from.layers.size());
+  for (size_t layer = 0; layer < from.layers.size(); ++layer) {
+    for_each_in_layer(from.layers[layer], to.layers[layer], visit);
+  }
+  visit(from.head.lm_head, to.head);
+}
+
 uint64_t PackedModel::total_bytes() const {
   uint64_t bytes = head.total_bytes();
   const auto add = [&](const auto&... matrices) { bytes += (uint64_t{matrices.total_bytes()} + ...); };
@@ -118,9 +117,7 @@ uint64_t PackedModel::total_bytes() const {
 
 PackedModel packed_forms(const ModelWeights& weights) {
   PackedModel model;
-  for_each_matrix(weights, model, [](const AffineMatrix& from, PackedMatrix& to, Digits digits) {
-    to = packed_form(from, digits);
-  });
+  for_each_matrix(weights, model, [](const AffineMatrix& from, PackedMatrix& to) { to = packed_form(from); });
   return model;
 }
 
@@ -132,7 +129,7 @@ Result<PackedModel> pack_model(const ModelWeights& weights, ThreadPool& pool,
   const auto total = static_cast<double>(bytes);
   double done = 0;
   Result<void> result{};
-  for_each_matrix(weights, model, [&](const AffineMatrix& from, PackedMatrix& to, Digits) {
+  for_each_matrix(weights, model, [&](const AffineMatrix& from, PackedMatrix& to) {
     if (result) {
       result = packer.pack(from, to);
       done += static_cast<double>(to.total_bytes());

@@ -9,6 +9,7 @@
 #include "base/aligned.h"
 #include "base/function_ref.h"
 #include "base/threads.h"
+#include "weights/container.h"
 
 namespace lily::cpu {
 
@@ -30,9 +31,14 @@ struct PackedModel {
   std::vector<PackedLayer> layers;
   PackedMatrix head;
   std::vector<AlignedBytes> storage;
+  MappedFile file;  // or a file that holds all of them (packed_file.h)
 
   uint64_t total_bytes() const;
 };
+
+// Calls visit(source, packed) for every matrix, always in the same order.
+void for_each_matrix(const ModelWeights& from, PackedModel& to,
+                     FunctionRef<void(const AffineMatrix&, PackedMatrix&)> visit);
 
 // The forms without data: what sizes follow from.
 PackedModel packed_forms(const ModelWeights& weights);

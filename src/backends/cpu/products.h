@@ -49,7 +49,7 @@ class PreparedRows {
     Rows rows;
   };
   const Copy& copy_of(const InputFormat& format) const;
-  static constexpr uint32_t kMaxFormats = 6;  // one or two digits, groups of 32, 64 or 128
+  static constexpr uint32_t kMaxFormats = 3;  // groups of 32, 64 or 128
   const Kernels* kernels_;
   std::array<Copy, kMaxFormats> copies_;
   uint32_t count_ = 0;
@@ -63,6 +63,17 @@ struct Product {
   size_t y_stride = 0;
   bool accumulate = false;  // add to y
 };
+
+// y = matrix * x: row i of `rows` at y + i * matrix.rows.
+inline Product product_of(const PackedMatrix& matrix, const PreparedRows& x, uint32_t rows, float* y) {
+  return {.matrix = matrix, .x = x.rows_for(matrix), .rows = rows, .y = y, .y_stride = matrix.rows};
+}
+// y += matrix * x.
+inline Product addition_of(const PackedMatrix& matrix, const PreparedRows& x, uint32_t rows, float* y) {
+  Product product = product_of(matrix, x, rows, y);
+  product.accumulate = true;
+  return product;
+}
 
 // Computes all of them. Their outputs must not overlap.
 void run_products(ThreadPool& pool, const Kernels& kernels, std::span<const Product> products);

@@ -325,6 +325,33 @@ TEST(Isa, NamesAreForcedAndDiffer) {
   EXPECT_EQ((*choose_kernels(""))->name, usable.front());
 }
 
+// Every variant that was compiled in, by name: what this processor lacks is refused, and named here.
+class CompiledIsa : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(CompiledIsa, RunsWhenForcedOrIsRefused) {
+  const auto chosen = choose_kernels(GetParam());
+  const auto usable = test::usable_isas();
+  if (std::find(usable.begin(), usable.end(), GetParam()) == usable.end()) {
+    ASSERT_FALSE(chosen.has_value());
+    EXPECT_EQ(chosen.error().kind, ErrorKind::unsupported);
+    GTEST_SKIP() << "this processor has no " << GetParam()
+                 << ": its kernels are compiled but not tested here";
+  }
+  ASSERT_TRUE(chosen.has_value());
+  EXPECT_EQ((*chosen)->name, GetParam());
+}
+
+std::vector<std::string> compiled_isas() {
+  std::vector<std::string> names;
+  for (const IsaListing& isa : list_isas()) {
+    names.emplace_back(isa.kernels->name);
+  }
+  return names;
+}
+
+INSTANTIATE_TEST_SUITE_P(Isa, CompiledIsa, ::testing::ValuesIn(compiled_isas()),
+                         [](const ::testing::TestParamInfo<std::string>& isa) { return isa.param; });
+
 TEST(Isa, AnUnknownNameIsAnErrorThatListsTheUsable) {
   const auto result = choose_kernels("avx1024");
   ASSERT_FALSE(result.has_value());

@@ -61,7 +61,7 @@ class Matrix {
 // A matrix packed.
 class Packed {
  public:
-  explicit Packed(const AffineMatrix& m, Digits digits = Digits::one) : form_(packed_form(m, digits)) {
+  explicit Packed(const AffineMatrix& m) : form_(packed_form(m)) {
     bytes_ = *AlignedBytes::allocate(form_.total_bytes());
     for (uint32_t block = 0; block < form_.blocks(); ++block) {
       pack_block(m, form_, block, bytes_.data() + block * block_bytes(form_));
@@ -110,10 +110,10 @@ std::vector<double> numbers_of(const std::byte* prepared, const InputFormat& for
   std::vector<double> out(format.cols);
   for (uint32_t c = 0; c < format.cols; ++c) {
     const auto digit = [&](size_t i) { return static_cast<double>(load_unaligned<int8_t>(prepared + i)); };
-    const auto scale =
-        load_unaligned<float>(prepared + prepared_scales(format) + c / format.group * sizeof(float));
-    const size_t at = c / 8 * 8 + c % 2 * 4 + c % 8 / 2;  // the even ones of 8, then the odd ones
-    const double value = format.digits == Digits::one ? digit(at) : 256 * digit(at) + digit(format.cols + at);
+    const auto scale = load_unaligned<float>(prepared + prepared_scales(format) + c / format.group * 8);
+    const size_t in_group = c % format.group / 8 * 8 + c % 2 * 4 + c % 8 / 2;  // the even ones of 8 first
+    const size_t at = c / format.group * format.group * kDigits + in_group;
+    const double value = 256 * digit(at) + digit(at + format.group);
     out[c] = value * double{scale};
   }
   return out;
@@ -146,8 +146,8 @@ Expected expected(const AffineMatrix& m, uint32_t output, std::span<const double
   return {sum, (2.0 * m.cols / m.group + 4.0) * kUnit * size};
 }
 
-void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows, Digits digits) {
-  const Packed packed(m, digits);
+void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
+  const Packed packed(m);
   const Inputs inputs = make_inputs(kernels, packed.view(), rows);
   std::vector<float> y(size_t{rows} * m.rows, std::nanf(""));
   kernels.matmul(args_of(packed.view(), inputs, rows, y.data()));
@@ -157,7 +157,7 @@ void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows
       const Expected want = expected(m, output, x);
       ASSERT_NEAR(y[size_t{row} * m.rows + output], want.value, want.bound)
           << "rows " << rows << " row " << row << " output " << output << " of " << m.rows << "x" << m.cols
-          << ", " << m.bits << " bits, group " << m.group << ", digits " << static_cast<int>(digits);
+          << ", " << m.bits << " bits, group " << m.group;
     }
   }
 }
@@ -168,11 +168,11 @@ TEST_P(Matmul, EqualsTheSumOfDecodedWeightsInEveryFormat) {
   for (const uint32_t bits : {4U, 8U}) {
     for (const uint32_t group : {32U, 64U, 128U}) {
       for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-        for (const Digits digits : {Digits::one, Digits::two}) {
+        {
           for (const uint32_t cols : {128U, 384U, 2048U}) {
             for (const uint32_t rows : {1U, 3U, 8U}) {
               const Matrix m(rows == 3 ? 9 : 32, cols, bits, group, type);
-              ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows, digits));
+              ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows));
             }
           }
         }
@@ -185,7 +185,7 @@ TEST_P(Matmul, TakesShortRows) {
   for (const uint32_t bits : {4U, 8U}) {
     for (const uint32_t cols : {32U, 64U, 96U, 160U}) {
       const Matrix m(6, cols, bits, 32, DType::bf16);
-      ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), 2, Digits::two));
+      ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), 2));
     }
   }
 }
@@ -194,8 +194,7 @@ TEST_P(Matmul, TakesAnyNumberOfRowsAndOutputs) {
   for (const uint32_t rows : {1U, 2U, 4U, 5U, 7U, 13U, 47U, 48U, 49U, 300U}) {
     for (const uint32_t outputs : {1U, 2U, 15U, 16U, 17U, 48U}) {
       const Matrix m(outputs, 256, 4, 64, DType::bf16);
-      ASSERT_NO_FATAL_FAILURE(
-          expect_product(kernels(), m.view(), rows, rows % 2 == 0 ? Digits::one : Digits::two));
+      ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows));
     }
   }
 }
@@ -203,7 +202,7 @@ TEST_P(Matmul, TakesAnyNumberOfRowsAndOutputs) {
 // The largest integers that a group can add up to.
 TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
   for (const uint32_t bits : {4U, 8U}) {
-    for (const Digits digits : {Digits::one, Digits::two}) {
+    {
       for (const float sign : {1.0F, -1.0F}) {
         std::vector<std::byte> codes(16 * 128 * bits / 8, std::byte{0xff});
         const std::vector<float> ones(16, 1.0F);
@@ -215,7 +214,7 @@ TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
                        .cols = 128,
                        .bits = bits,
                        .group = 128};
-        const Packed packed(m, digits);
+        const Packed packed(m);
         const std::vector<float> x(128, sign);
         auto prepared = *AlignedBytes::allocate(prepared_bytes(packed.view().input()));
         kernels().prepare({packed.view().input(), x.data(), prepared.data()});
@@ -237,8 +236,8 @@ TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
 }
 
 TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
-  for (const Digits digits : {Digits::one, Digits::two}) {
-    const InputFormat format{512, 64, digits};
+  {
+    const InputFormat format{512, 64};
     auto x = randoms(512, 3);
     std::fill_n(x.begin() + 64, 64, 0.0F);     // a group of zeros
     std::fill_n(x.begin() + 128, 64, 1e-35F);  // whose inverse would overflow
@@ -256,12 +255,12 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
         largest = std::max(largest, std::fabs(double{x[c]}));
         sum += numbers[c];
       }
-      const double step = largest / (digits == Digits::one ? 127.0 : 32512.0);
+      const double step = largest / 32512.0;
       for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
         EXPECT_NEAR(numbers[c], x[c], step * 0.501 + 1e-30) << c;
       }
       const auto found =
-          load_unaligned<float>(prepared.data() + prepared_scales(format) + (8 + g) * sizeof(float));
+          load_unaligned<float>(prepared.data() + prepared_scales(format) + g * 8 + sizeof(float));
       EXPECT_NEAR(found, sum, 2 * kUnit * std::fabs(sum)) << g;
     }
   }
@@ -270,9 +269,9 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
 TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
     for (const size_t at : {0U, 77U, 127U}) {
-      for (const Digits digits : {Digits::one, Digits::two}) {
+      {
         const Matrix m(16, 128, 4, 64, DType::bf16);
-        const Packed packed(m.view(), digits);
+        const Packed packed(m.view());
         auto x = randoms(128, 3);
         x[at] = bad;
         auto prepared = *AlignedBytes::allocate(prepared_bytes(packed.view().input()));
@@ -298,9 +297,9 @@ TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
 // The promise on which "whoever shares the batch" rests, as equality of bits.
 TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
   for (const uint32_t bits : {4U, 8U}) {
-    for (const Digits digits : {Digits::one, Digits::two}) {
+    {
       const Matrix m(53, 2048, bits, 64, DType::bf16);
-      const Packed packed(m.view(), digits);
+      const Packed packed(m.view());
       constexpr uint32_t kRows = 101;
       const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
       std::vector<float> together(size_t{kRows} * 53);

@@ -1,10 +1,15 @@
 // The packed form, element by element, and what is given back of a mapped file.
 #include "backends/cpu/packed_model.h"
 
-#include <gtest/gtest.h>
+#include <gmock/gmock.h>
 
 #include <cstring>
+#include <fstream>
 
+#include "backends/cpu/blocks/cpu_blocks.h"
+#include "backends/cpu/packed_file.h"
+
+#include "tests/support/checkpoint_builder.h"
 #include "tests/support/random_weights.h"
 #include "weights/formats/affine.h"
 
@@ -88,6 +93,100 @@ TEST(Packed, LayersThatShareBytesShareThemPacked) {
   const auto model = pack_model(weights.get(), pool, [](double) {});
   ASSERT_TRUE(model.has_value());
   EXPECT_EQ(model->layers[0].moe.gate.data, model->layers[5].moe.gate.data);
+}
+
+// ---- the file ----
+
+class PackedFile : public ::testing::Test {
+ protected:
+  std::string write() const {
+    PackedModel model = *pack_model(weights_.get(), *pool_, [](double) {});
+    const auto written = write_packed(path(), weights_.get(), model);
+    return written ? "" : written.error().text();
+  }
+  std::filesystem::path path() const { return folder_.path() / "packed"; }
+  // Why the file is refused for these weights; "" if it is mapped.
+  std::string refusal(const ModelWeights& weights) const {
+    PackedModel model = packed_forms(weights);
+    const auto mapped = map_packed(path(), weights, model);
+    return mapped ? "" : mapped.error().text();
+  }
+  void flip(size_t at) const {
+    std::fstream file(path(), std::ios::binary | std::ios::in | std::ios::out);
+    file.seekg(static_cast<std::streamoff>(at));
+    const auto byte = static_cast<char>(file.get() ^ 1);
+    file.seekp(static_cast<std::streamoff>(at));
+    file.put(byte);
+  }
+
+  lily::test::TempFolder folder_;
+  std::unique_ptr<ThreadPool> pool_ = std::make_unique<ThreadPool>(1);
+  lily::test::RandomWeights weights_{kTiny.with_layers(4)};
+};
+
+TEST_F(PackedFile, HoldsWhatWasPacked) {
+  ASSERT_EQ(write(), "");
+  PackedModel packed = *pack_model(weights_.get(), *pool_, [](double) {});
+  PackedModel mapped = packed_forms(weights_.get());
+  ASSERT_TRUE(map_packed(path(), weights_.get(), mapped).has_value());
+  std::vector<const std::byte*> from;
+  for_each_matrix(weights_.get(), packed,
+                  [&](const AffineMatrix&, PackedMatrix& m) { from.push_back(m.data); });
+  size_t i = 0;
+  for_each_matrix(weights_.get(), mapped, [&](const AffineMatrix&, PackedMatrix& m) {
+    EXPECT_EQ(std::memcmp(m.data, from[i++], m.total_bytes()), 0);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(m.data) % 64, 0U);
+  });
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(folder_.path()), {}), 1) << "no other file";
+}
+
+TEST_F(PackedFile, OfOtherWeightsIsRefused) {
+  ASSERT_EQ(write(), "");
+  EXPECT_EQ(refusal(weights_.get()), "");
+  const lily::test::RandomWeights other(kTiny.with_layers(4), {.seed = 2});
+  EXPECT_THAT(refusal(other.get()), ::testing::HasSubstr("other weights"));
+  const lily::test::RandomWeights group(kTiny.with_layers(4), {.group = 32});
+  EXPECT_THAT(refusal(group.get()), ::testing::HasSubstr("other shapes or formats"));
+  const lily::test::RandomWeights longer(kTiny.with_layers(8));
+  EXPECT_THAT(refusal(longer.get()), ::testing::HasSubstr("other shapes or formats"));
+}
+
+TEST_F(PackedFile, Damage) {
+  EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("cannot open"));
+  ASSERT_EQ(write(), "");
+  flip(0);
+  EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("not a packed model"));
+  flip(0);
+  flip(24);
+  EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("damaged"));
+  flip(24);
+  flip(4096);  // the first block of the first matrix
+  EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("damaged"));
+  flip(4096);
+  EXPECT_EQ(refusal(weights_.get()), "");
+  std::filesystem::resize_file(path(), std::filesystem::file_size(path()) - 1);
+  EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("bytes, found"));
+  std::filesystem::resize_file(path(), 100);
+  EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("found 100 bytes"));
+}
+
+TEST_F(PackedFile, IsMadeAndThenUsedByTheBackend) {
+  const auto plan = make_plan(kTiny.with_layers(4), {.context = 64, .sequences = 1, .chunk = 8});
+  std::vector<float> first;
+  for (int start = 0; start < 3; ++start) {
+    if (start == 2) {
+      flip(4096);  // ignored, and made again
+    }
+    CpuBlocks blocks(kScalarKernels, 1, path());
+    ASSERT_TRUE(blocks.load(weights_.get(), *plan, [](double) {}).has_value());
+    EXPECT_EQ(refusal(weights_.get()), "") << start;
+    std::vector<float> stream(kTiny.hidden, 0.5F);
+    std::vector<float> logits(kTiny.vocab);
+    const uint32_t row = 0;
+    blocks.head({&row, 1}, stream.data(), logits.data());
+    first = start == 0 ? logits : first;
+    EXPECT_EQ(logits, first);
+  }
 }
 
 }  // namespace

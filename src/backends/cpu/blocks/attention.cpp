@@ -165,15 +165,9 @@ void CpuBlocks::attend_rows(const AttentionBatch& batch) {
 
 void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  const auto project = [&](const PackedMatrix& matrix, float* y) {
-    return Product{.matrix = matrix,
-                   .x = batch.input.rows_for(matrix),
-                   .rows = batch.rows,
-                   .y = y,
-                   .y_stride = matrix.rows};
-  };
-  const Product in[] = {project(batch.w.q_proj, batch.q_gate), project(batch.w.k_proj, batch.k),
-                        project(batch.w.v_proj, batch.v)};
+  const Product in[] = {product_of(batch.w.q_proj, batch.input, batch.rows, batch.q_gate),
+                        product_of(batch.w.k_proj, batch.input, batch.rows, batch.k),
+                        product_of(batch.w.v_proj, batch.input, batch.rows, batch.v)};
   run_products(pool_, kernels_, in);
   for (const Piece& piece : batch.pieces) {
     pool_.for_each(piece.rows, 4, [&](size_t begin, size_t end) {
@@ -188,12 +182,7 @@ void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
       batch.output.prepare(static_cast<uint32_t>(row), batch.q + row * shape_.q_width());
     }
   });
-  const Product product{.matrix = batch.w.o_proj,
-                        .x = batch.output.rows_for(batch.w.o_proj),
-                        .rows = batch.rows,
-                        .y = stream,
-                        .y_stride = shape_.hidden,
-                        .accumulate = true};
+  const Product product = addition_of(batch.w.o_proj, batch.output, batch.rows, stream);
   run_products(pool_, kernels_, {&product, 1});
 }
 

@@ -5,7 +5,9 @@
 #include <cmath>
 
 #include "backends/cpu/blocks/batches.h"
+#include "backends/cpu/packed_file.h"
 #include "backends/host/limits.h"
+#include "base/log.h"
 
 namespace lily::cpu {
 namespace {
@@ -43,7 +45,8 @@ uint64_t dense_floats(const Shape& shape) {
 
 }  // namespace
 
-CpuBlocks::CpuBlocks(const Kernels& kernels, unsigned threads) : kernels_(kernels), pool_(threads) {}
+CpuBlocks::CpuBlocks(const Kernels& kernels, unsigned threads, std::filesystem::path packed_cache)
+    : kernels_(kernels), pool_(threads), packed_cache_(std::move(packed_cache)) {}
 CpuBlocks::~CpuBlocks() = default;
 
 size_t CpuBlocks::workspace_floats(const PackedModel& forms, const Plan& plan) const {
@@ -89,13 +92,34 @@ Result<void> CpuBlocks::load(const ModelWeights& weights, const Plan& plan,
     dense_.push_back(std::move(dense));
   }
   head_norm_ = weights.head.norm.to_floats();
-  LILY_TRY(packed_, pack_model(weights, pool_, progress));
+  LILY_TRY(packed_, packed_model(progress));
   LILY_TRY(workspace_, AlignedArray<float>::allocate(workspace_floats(packed_, plan)));
   pieces_.reserve(plan.max_rows);
   products_.reserve(2 * size_t{shape_.experts} + 1);
   items_.reserve(max_partials_);
   chosen_.assign(shape_.experts, 0);
   return {};
+}
+
+// A file that cannot be used, read or written is no reason not to load.
+Result<PackedModel> CpuBlocks::packed_model(FunctionRef<void(double)> progress) {
+  if (packed_cache_.empty()) {
+    return pack_model(*weights_, pool_, progress);
+  }
+  if (std::error_code ignored; std::filesystem::exists(packed_cache_, ignored)) {
+    PackedModel model = packed_forms(*weights_);
+    const auto mapped = map_packed(packed_cache_, *weights_, model);
+    if (mapped) {
+      progress(1.0);
+      return model;
+    }
+    log_warn("the packed weights are ignored and made again: {}", mapped.error().text());
+  }
+  LILY_TRY(PackedModel model, pack_model(*weights_, pool_, progress));
+  if (const auto written = write_packed(packed_cache_, *weights_, model); !written) {
+    log_warn("the packed weights are not kept: {}", written.error().text());
+  }
+  return model;
 }
 
 Result<DeviceLimits> CpuBlocks::measure_limits() {

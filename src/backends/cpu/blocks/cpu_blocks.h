@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <span>
 #include <variant>
 #include <vector>
@@ -19,7 +20,7 @@
 
 namespace lily::cpu {
 
-inline constexpr uint32_t kBatchRows = 512;
+inline constexpr uint32_t kBatchRows = 2048;
 // Width of the residual stream in the larger shape, for rows on the stack.
 inline constexpr uint32_t kMaxHidden = 2048;
 static_assert(kQwen36.hidden <= kMaxHidden && kTiny.hidden <= kMaxHidden);
@@ -55,7 +56,9 @@ struct LayerDense {
 
 class CpuBlocks final : public host::Blocks {
  public:
-  CpuBlocks(const Kernels& kernels, unsigned threads);
+  // `packed_cache`: a file that is mapped instead of packing, or written if it is not there or does not fit;
+  // "" = none.
+  CpuBlocks(const Kernels& kernels, unsigned threads, std::filesystem::path packed_cache = {});
   ~CpuBlocks() override;
 
   MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
@@ -79,6 +82,7 @@ class CpuBlocks final : public host::Blocks {
   struct AttendItem;
   struct MoeBatch;
 
+  Result<PackedModel> packed_model(FunctionRef<void(double)> progress);
   // Floats of workspace that the largest batch of any block takes.
   size_t workspace_floats(const PackedModel& forms, const Plan& plan) const;
   // Norms `rows` rows of the stream and lays them out for their readers.
@@ -103,6 +107,7 @@ class CpuBlocks final : public host::Blocks {
 
   const Kernels& kernels_;
   ThreadPool pool_;
+  const std::filesystem::path packed_cache_;
   const ModelWeights* weights_ = nullptr;
   Shape shape_ = kTiny;
   uint32_t max_rows_ = 0;      // of a batch

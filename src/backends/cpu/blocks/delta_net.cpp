@@ -148,15 +148,10 @@ void CpuBlocks::keep_heads(host::HostState& state, uint32_t layer, uint32_t k_he
 
 void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  const auto project = [&](const PackedMatrix& matrix, float* y) {
-    return Product{.matrix = matrix,
-                   .x = batch.input.rows_for(matrix),
-                   .rows = batch.rows,
-                   .y = y,
-                   .y_stride = matrix.rows};
-  };
-  const Product in[] = {project(batch.w.in_proj_qkv, batch.mixed), project(batch.w.in_proj_z, batch.z),
-                        project(batch.w.in_proj_a, batch.a), project(batch.w.in_proj_b, batch.b)};
+  const Product in[] = {product_of(batch.w.in_proj_qkv, batch.input, batch.rows, batch.mixed),
+                        product_of(batch.w.in_proj_z, batch.input, batch.rows, batch.z),
+                        product_of(batch.w.in_proj_a, batch.input, batch.rows, batch.a),
+                        product_of(batch.w.in_proj_b, batch.input, batch.rows, batch.b)};
   run_products(pool_, kernels_, in);
   delta_pieces(batch);
   const float* out = batch.mixed + 2 * size_t{shape_.key_width()};
@@ -165,12 +160,7 @@ void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {
       batch.output.prepare(static_cast<uint32_t>(row), out + row * shape_.conv_channels());
     }
   });
-  const Product product{.matrix = batch.w.out_proj,
-                        .x = batch.output.rows_for(batch.w.out_proj),
-                        .rows = batch.rows,
-                        .y = stream,
-                        .y_stride = shape_.hidden,
-                        .accumulate = true};
+  const Product product = addition_of(batch.w.out_proj, batch.output, batch.rows, stream);
   run_products(pool_, kernels_, {&product, 1});
 }
 

@@ -20,11 +20,7 @@ void CpuBlocks::head(std::span<const uint32_t> rows, const float* stream, float*
         input.prepare(static_cast<uint32_t>(i), normed);
       }
     });
-    const Product product{.matrix = matrix,
-                          .x = input.rows_for(matrix),
-                          .rows = count,
-                          .y = logits + first * shape_.vocab,
-                          .y_stride = shape_.vocab};
+    const Product product = product_of(matrix, input, count, logits + first * shape_.vocab);
     run_products(pool_, kernels_, {&product, 1});
   }
 }

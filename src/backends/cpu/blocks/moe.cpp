@@ -140,27 +140,17 @@ void CpuBlocks::experts(const MoeBatch& batch) {
       add(batch.w.down, e, batch.expert_input.rows_for(batch.w.down), batch.out);
     }
   }
-  products_.push_back({.matrix = batch.w.shared_down_proj,
-                       .x = batch.shared_input.rows_for(batch.w.shared_down_proj),
-                       .rows = batch.rows,
-                       .y = batch.shared_out,
-                       .y_stride = shape_.hidden});
+  products_.push_back(product_of(batch.w.shared_down_proj, batch.shared_input, batch.rows, batch.shared_out));
   run_products(pool_, kernels_, products_);
 }
 
 void CpuBlocks::moe_batch(const MoeBatch& batch, float* stream) {
   const uint32_t hidden = shape_.hidden;
   prepare_normed(stream, batch.rows, batch.post_norm, batch.input);
-  const auto project = [&](const PackedMatrix& matrix, float* y) {
-    return Product{.matrix = matrix,
-                   .x = batch.input.rows_for(matrix),
-                   .rows = batch.rows,
-                   .y = y,
-                   .y_stride = matrix.rows};
-  };
-  const Product in[] = {
-      project(batch.w.router, batch.logits), project(batch.w.shared_gate, batch.shared_factor),
-      project(batch.w.shared_gate_proj, batch.shared_gate), project(batch.w.shared_up_proj, batch.shared_up)};
+  const Product in[] = {product_of(batch.w.router, batch.input, batch.rows, batch.logits),
+                        product_of(batch.w.shared_gate, batch.input, batch.rows, batch.shared_factor),
+                        product_of(batch.w.shared_gate_proj, batch.input, batch.rows, batch.shared_gate),
+                        product_of(batch.w.shared_up_proj, batch.input, batch.rows, batch.shared_up)};
   run_products(pool_, kernels_, in);
   pool_.for_each(batch.rows, 16, [&](size_t begin, size_t end) {
     for (size_t row = begin; row < end; ++row) {

@@ -11,6 +11,7 @@
 namespace lily::cpu {
 namespace {
 
+constexpr size_t kScalePair = 2 * sizeof(float);  // of a group of a prepared row: its scale and its sum
 constexpr size_t kTileBytes = size_t{384} << 10;  // of prepared rows, kept in the second-level cache
 
 template <class V>
@@ -22,9 +23,8 @@ struct Affine {
 
   // ---- quantisation of a row ----
 
-  template <uint32_t D>
-  static void prepare_digits(const PrepareArgs& args) {
-    constexpr float kTop = D == 1 ? 127.0F : 32512.0F;  // the first digit stays below 128
+  static void prepare(const PrepareArgs& args) {
+    constexpr float kTop = 32512.0F;  // the first digit stays below 128
     const uint32_t group = args.format.group;
     const uint32_t groups = args.format.cols / group;
     std::byte* scales = args.out + prepared_scales(args.format);
@@ -45,22 +45,15 @@ struct Affine {
         const F whole = V::round(V::mul(V::load(x + i), inverse));
         sum = V::add(sum, whole);
         const I value = V::to_int(whole);
-        std::byte* out = args.out + size_t{g} * group + i;
-        if constexpr (D == 1) {
-          V::store_digits(out, value);
-        } else {
-          V::store_digits(out, V::first_digit(value));
-          V::store_digits(out + args.format.cols, value);
-        }
+        std::byte* out = args.out + size_t{g} * group * kDigits + i;
+        V::store_digits(out, V::first_digit(value));
+        V::store_digits(out + group, value);
       }
       const float scale = (any ? top / kTop : 0.0F) + V::reduce_add(poison);
       const float total = scale * V::reduce_add(sum);
-      __builtin_memcpy(scales + size_t{g} * sizeof(float), &scale, sizeof(float));
-      __builtin_memcpy(scales + (size_t{groups} + g) * sizeof(float), &total, sizeof(float));
+      __builtin_memcpy(scales + size_t{g} * kScalePair, &scale, sizeof(float));
+      __builtin_memcpy(scales + size_t{g} * kScalePair + sizeof(float), &total, sizeof(float));
     }
-  }
-  static void prepare(const PrepareArgs& args) {
-    args.format.digits == Digits::one ? prepare_digits<1>(args) : prepare_digits<2>(args);
   }
 
   // ---- products ----
@@ -72,6 +65,7 @@ struct Affine {
     float* y;                // its outputs of this block
     uint32_t groups;
     uint32_t outputs;  // of the block
+    size_t prefetch;   // from a group to what will be read after it; 0 = nothing
   };
 
   template <DType Type>
@@ -83,77 +77,97 @@ struct Affine {
     }
   }
 
-  // Chains of additions that one product is spread over, where few rows would leave the units waiting.
-  template <uint32_t R>
-  static constexpr uint32_t kChains = R* H <= 4 ? 2 : 1;
-
-  // The integer products of one group: dot[r][h].
-  template <uint32_t Bits, uint32_t D, uint32_t R>
-  LILY_INLINE void dot_group(const std::byte* codes, const std::byte* x, const MatmulArgs& args,
-                             I (&dot)[R][H]) {
-    constexpr uint32_t C = kChains<R>;
-    constexpr uint32_t kInputs = 32 / Bits;  // of a vector
+  // Adds the products of one group with D digits, one `group` bytes after the other, to sum[d][chain][r][h].
+  template <uint32_t Bits, uint32_t D, uint32_t C, uint32_t R>
+  LILY_INLINE void dot_digits(const std::byte* codes, const std::byte* digits, const MatmulArgs& args,
+                              I (&sum)[D][C][R][H]) {
     const uint32_t group = args.matrix->group;
-    I sum[C][D][R][H];
-    LILY_UNROLL
-    for (uint32_t i = 0; i < C * D * R * H; ++i) {
-      sum[i / (D * R * H)][i / (R * H) % D][i / H % R][i % H] = V::zero_int();
-    }
-    for (uint32_t k = 0; k < group; k += 2 * kInputs) {
+    for (uint32_t k = 0; k < group; k += 16) {
       LILY_UNROLL
-      for (uint32_t step = 0; step < 2; ++step) {
-        I code[H];
+      for (uint32_t i = 0; i < 2; ++i) {  // 8 inputs
         LILY_UNROLL
         for (uint32_t h = 0; h < H; ++h) {
-          code[h] = V::load_words(codes + size_t{h} * N * 4);
-        }
-        LILY_UNROLL
-        for (uint32_t i = 0; i < D * R; ++i) {
-          const uint32_t d = i / R;
-          const uint32_t r = i % R;
-          const std::byte* input = x + r * args.x_stride + d * args.matrix->cols + k + step * kInputs;
+          const std::byte* code = codes + size_t{h} * N * 4;
+          const I first = V::load_words(code);
+          const I second = Bits == 4 ? first : V::load_words(code + 64);
           LILY_UNROLL
-          for (uint32_t h = 0; h < H; ++h) {
-            I& to = sum[step % C][d][r][h];
+          for (uint32_t dr = 0; dr < D * R; ++dr) {
+            const uint32_t r = dr % R;
+            const std::byte* x = digits + dr / R * group + r * args.x_stride + k + i * 8;
+            I& to = sum[dr / R][i % C][r][h];
             if constexpr (Bits == 4) {
-              to = V::dot_halves(to, code[h], V::splat_word(input), V::splat_word(input + 4));
+              to = V::dot_halves(to, first, V::splat_word(x), V::splat_word(x + 4));
             } else {
-              to = V::dot_bytes(to, code[h], V::splat_word(input));
+              to = V::dot_bytes(to, first, V::splat_word(x));
+              to = V::dot_bytes(to, second, V::splat_word(x + 4));
             }
           }
         }
-        codes += 64;
+        codes += Bits == 4 ? 64 : 128;
       }
-    }
-    LILY_UNROLL
-    for (uint32_t i = 0; i < R * H; ++i) {
-      const uint32_t r = i / H;
-      const uint32_t h = i % H;
-      I digit[D];
-      LILY_UNROLL
-      for (uint32_t d = 0; d < D; ++d) {
-        digit[d] = C == 2 ? V::add_int(sum[0][d][r][h], sum[C - 1][d][r][h]) : sum[0][d][r][h];
-      }
-      dot[r][h] = D == 2 ? V::join_digits(digit[0], digit[D - 1]) : digit[0];
     }
   }
 
-  template <uint32_t Bits, DType Type, uint32_t D, uint32_t R>
+  // The integer products of one group: dot[r][h]. Many rows: one chain of additions for each, digit after
+  // digit. Few: a chain for each digit and for every other input, or the units would wait.
+  template <uint32_t Bits, uint32_t R>
+  LILY_INLINE void dot_group(const std::byte* codes, const std::byte* x, const MatmulArgs& args,
+                             I (&dot)[R][H]) {
+    if constexpr (R * H <= 4) {
+      I sum[kDigits][2][R][H];
+      LILY_UNROLL
+      for (uint32_t i = 0; i < kDigits * 2 * R * H; ++i) {
+        sum[i / (2 * R * H)][i / (R * H) % 2][i / H % R][i % H] = V::zero_int();
+      }
+      dot_digits<Bits, kDigits, 2, R>(codes, x, args, sum);
+      LILY_UNROLL
+      for (uint32_t i = 0; i < R * H; ++i) {
+        const uint32_t r = i / H;
+        const uint32_t h = i % H;
+        I& out = dot[r][h];
+        out = V::add_int(sum[0][0][r][h], sum[0][1][r][h]);
+        out = V::add_int(V::next_digit(out), V::add_int(sum[1][0][r][h], sum[1][1][r][h]));
+      }
+    } else {
+      I sum[1][1][R][H];
+      LILY_UNROLL
+      for (uint32_t d = 0; d < kDigits; ++d) {
+        LILY_UNROLL
+        for (uint32_t i = 0; i < R * H; ++i) {
+          I& start = sum[0][0][i / H][i % H];
+          start = d == 0 ? V::zero_int() : V::next_digit(start);
+        }
+        dot_digits<Bits, 1, 1, R>(codes, x + d * args.matrix->group, args, sum);
+      }
+      LILY_UNROLL
+      for (uint32_t i = 0; i < R * H; ++i) {
+        dot[i / H][i % H] = sum[0][0][i / H][i % H];
+      }
+    }
+  }
+
+  template <uint32_t Bits, DType Type, uint32_t R>
   static void tile(const Tile& t) {
     const MatmulArgs& args = *t.args;
     const PackedMatrix& m = *args.matrix;
     constexpr size_t kScales = kBlockOutputs * (Type == DType::f32 ? 4 : 2);
+    const size_t bytes_of_group = 2 * kScales + size_t{m.group} * Bits * kBlockOutputs / 8;
     const std::byte* group = t.block;
     const std::byte* x = t.x;
-    const std::byte* scale = t.x + size_t{m.cols} * D;
+    const std::byte* scale = t.x + size_t{m.cols} * kDigits;
     F sum[R][H];
     LILY_UNROLL
     for (uint32_t i = 0; i < R * H; ++i) {
       sum[i / H][i % H] = V::zero();
     }
     for (uint32_t g = 0; g < t.groups; ++g) {
+      if constexpr (R > 2) {  // fewer rows read at the speed of the memory without
+        for (size_t i = 0; i < bytes_of_group && t.prefetch != 0; i += 64) {
+          __builtin_prefetch(group + t.prefetch + i, 0, 2);
+        }
+      }
       I dot[R][H];
-      dot_group<Bits, D, R>(group + 2 * kScales, x, args, dot);
+      dot_group<Bits, R>(group + 2 * kScales, x, args, dot);
       LILY_UNROLL
       for (uint32_t h = 0; h < H; ++h) {
         const F w_scale = load_scale<Type>(group, h);
@@ -163,12 +177,12 @@ struct Affine {
           const std::byte* of_row = scale + r * args.x_stride;
           const F factor = V::mul(w_scale, V::splat(of_row));
           sum[r][h] = V::fma(factor, V::to_float(dot[r][h]), sum[r][h]);
-          sum[r][h] = V::fma(w_bias, V::splat(of_row + t.groups * sizeof(float)), sum[r][h]);
+          sum[r][h] = V::fma(w_bias, V::splat(of_row + sizeof(float)), sum[r][h]);
         }
       }
-      group += 2 * kScales + size_t{m.group} * Bits * kBlockOutputs / 8;
-      x += m.group;
-      scale += sizeof(float);
+      group += bytes_of_group;
+      x += size_t{m.group} * kDigits;
+      scale += kScalePair;
     }
     LILY_UNROLL
     for (uint32_t r = 0; r < R; ++r) {
@@ -190,18 +204,19 @@ struct Affine {
   }
 
   // Rows of one block: as many at a time as the registers hold.
-  template <uint32_t Bits, DType Type, uint32_t D, uint32_t R>
+  template <uint32_t Bits, DType Type, uint32_t R>
   static void rows_of(Tile& t, uint32_t& rows) {
-    if constexpr (R <= V::kRows / D) {
+    if constexpr (R <= V::kRows) {
       for (; rows >= R; rows -= R) {
-        tile<Bits, Type, D, R>(t);
+        tile<Bits, Type, R>(t);
         t.x += R * t.args->x_stride;
         t.y += R * t.args->y_stride;
+        t.prefetch = 0;
       }
     }
   }
 
-  template <uint32_t Bits, DType Type, uint32_t D>
+  template <uint32_t Bits, DType Type>
   static void product(const MatmulArgs& args) {
     const PackedMatrix& m = *args.matrix;
     const auto step = static_cast<uint32_t>(kTileBytes / args.x_stride) / 12 * 12;
@@ -212,29 +227,26 @@ struct Affine {
                .x = args.x + row * args.x_stride,
                .y = args.y + row * args.y_stride + output,
                .groups = m.cols / m.group,
-               .outputs = smaller(kBlockOutputs, args.end - output)};
+               .outputs = smaller(kBlockOutputs, args.end - output),
+               .prefetch = row == 0 ? block_bytes(m) : 0};
         uint32_t rows = smaller(step, args.rows - row);
-        rows_of<Bits, Type, D, 12>(t, rows);
-        rows_of<Bits, Type, D, 8>(t, rows);
-        rows_of<Bits, Type, D, 6>(t, rows);
-        rows_of<Bits, Type, D, 4>(t, rows);
-        rows_of<Bits, Type, D, 3>(t, rows);
-        rows_of<Bits, Type, D, 2>(t, rows);
-        rows_of<Bits, Type, D, 1>(t, rows);
+        rows_of<Bits, Type, 12>(t, rows);
+        rows_of<Bits, Type, 8>(t, rows);
+        rows_of<Bits, Type, 6>(t, rows);
+        rows_of<Bits, Type, 4>(t, rows);
+        rows_of<Bits, Type, 3>(t, rows);
+        rows_of<Bits, Type, 2>(t, rows);
+        rows_of<Bits, Type, 1>(t, rows);
       }
     }
   }
 
-  template <uint32_t Bits, DType Type>
-  static void product_of(const MatmulArgs& args) {
-    args.matrix->digits == Digits::one ? product<Bits, Type, 1>(args) : product<Bits, Type, 2>(args);
-  }
   static void matmul(const MatmulArgs& args) {
     const bool wide = args.matrix->scale_type == DType::f32;
     if (args.matrix->bits == 4) {
-      wide ? product_of<4, DType::f32>(args) : product_of<4, DType::bf16>(args);
+      wide ? product<4, DType::f32>(args) : product<4, DType::bf16>(args);
     } else {
-      wide ? product_of<8, DType::f32>(args) : product_of<8, DType::bf16>(args);
+      wide ? product<8, DType::f32>(args) : product<8, DType::bf16>(args);
     }
   }
 

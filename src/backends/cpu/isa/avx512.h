@@ -81,9 +81,7 @@ struct Avx512Base {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x), order));
   }
   LILY_INLINE I first_digit(I x) { return _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8); }
-  LILY_INLINE I join_digits(I first, I second) {
-    return _mm512_add_epi32(_mm512_slli_epi32(first, 8), second);
-  }
+  LILY_INLINE I next_digit(I sum) { return _mm512_slli_epi32(sum, 8); }
   LILY_INLINE I low_halves(I codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
   LILY_INLINE I high_halves(I codes) { return low_halves(_mm512_srli_epi32(codes, 4)); }
 };

@@ -147,8 +147,8 @@ struct Scalar {
     return each_int(
         [&](uint32_t i) { return static_cast<uint32_t>(static_cast<int32_t>(x.v[i] + 128) >> 8); });
   }
-  LILY_INLINE I join_digits(I first, I second) {
-    return each_int([&](uint32_t i) { return (first.v[i] << 8) + second.v[i]; });
+  LILY_INLINE I next_digit(I sum) {
+    return each_int([&](uint32_t i) { return sum.v[i] << 8; });
   }
   LILY_INLINE I low_halves(I codes) {
     return each_int([&](uint32_t i) { return codes.v[i] & 0x0f0f0f0fU; });
@@ -167,7 +167,6 @@ struct Scalar {
     }
     return sum;
   }
-  LILY_INLINE I dot_small(I sum, I codes, I x) { return dot_bytes(sum, codes, x); }
   LILY_INLINE I dot_halves(I sum, I codes, I x_low, I x_high) {
     return dot_bytes(dot_bytes(sum, low_halves(codes), x_low), high_halves(codes), x_high);
   }
