@@ -4,7 +4,7 @@ JOBS ?= $(shell nproc)
 MODEL ?=
 SERVE_ARGS ?=
 
-.PHONY: serve test build setup clean format
+.PHONY: serve test test-models sanitize tidy build setup clean format
 
 # Installs what is missing, builds, and serves a model on 127.0.0.1:8080. MODEL=folder-or-repository chooses another.
 serve: build
@@ -14,6 +14,18 @@ test: build
 	@tools/setup.sh browser || echo "test: chromium could not be installed: the tests of the page will be skipped" >&2
 	tools/test_venv.sh $(BUILD)/venv
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
+
+# Adds torch, which is large, to the tests' Python environment, and runs the tests that compare with transformers.
+test-models: build
+	tools/test_venv.sh $(BUILD)/venv models
+	ctest --test-dir $(BUILD) --output-on-failure -R '^e2e_other_programs$$'
+
+# The tests that have the most to find, with AddressSanitizer and UndefinedBehaviorSanitizer, and with ThreadSanitizer.
+sanitize: setup
+	JOBS=$(JOBS) tools/sanitize.sh
+
+tidy: build
+	JOBS=$(JOBS) tools/tidy.sh $(FILES)
 
 build: setup
 	@test -f $(BUILD)/build.ninja || cmake --preset release -B $(BUILD)

@@ -11,8 +11,8 @@
 
 #include "apps/lily/bench_passes.h"
 #include "apps/lily/bench_rows.h"
-#include "apps/lily/cancel.h"
 #include "apps/lily/commands.h"
+#include "apps/lily/interrupt.h"
 #include "apps/lily/model_source.h"
 #include "apps/lily/progress.h"
 #include "apps/lily/random_model.h"
@@ -271,7 +271,7 @@ void print_row(const BenchRow& row) {
 
 Result<void> run(const Options& options) {
   LILY_TRY(const Bench bench, bench_of(options));
-  const CancelOnSignal cancel;
+  const Interrupts cancel(Interrupts::Kind::once);
   LILY_TRY(const Loaded loaded, load(options, bench, cancel.flag()));
   Fingerprint fingerprint;
   json::array rows;

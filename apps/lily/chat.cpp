@@ -1,8 +1,8 @@
 // lily chat: a conversation in the terminal.
-#include <stdio.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 
@@ -249,7 +249,7 @@ class Chat {
   Assistant& assistant_;
   std::string system_;
   Conversation conversation_;
-  Interrupts interrupts_;
+  Interrupts interrupts_{Interrupts::Kind::counted};
   const bool interactive_ = ::isatty(STDIN_FILENO) == 1;
 };
 

@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <memory>
 
-#include "apps/lily/cancel.h"
 #include "apps/lily/commands.h"
+#include "apps/lily/interrupt.h"
 #include "apps/lily/model_source.h"
 #include "apps/lily/progress.h"
 #include "apps/lily/say.h"
@@ -25,7 +25,7 @@ double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 Result<void> run(const Options& given) {
   LILY_TRY(const std::filesystem::path source, find_model(given.source));
   ConvertOptions options = given.convert;
-  const CancelOnSignal cancel;
+  const Interrupts cancel(Interrupts::Kind::once);
   options.cancel = &cancel.flag();
   const auto start = std::chrono::steady_clock::now();
   ProgressBar bar("converting " + given.source);

@@ -78,7 +78,7 @@ Result<void> run(const RunOptions& options) {
   LILY_TRY(const std::unique_ptr<Assistant> assistant, Assistant::load(options.model, options.device));
   LILY_TRY(GenerationRequest request, prepare(options, *assistant));
   AnswerWriter writer = AnswerWriter::for_stdout(options.answer);
-  const Interrupts interrupts;
+  const Interrupts interrupts(Interrupts::Kind::counted);
   LILY_TRY(const Answer answer,
            assistant->ask(std::move(request), interrupts, options.json ? nullptr : &writer));
   if (options.json) {

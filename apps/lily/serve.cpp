@@ -147,7 +147,7 @@ void say_how_to_talk(const std::string& url, const std::string& name, const Serv
       "with\n\n"
       "  curl -N {}/v1/chat/completions -H 'Content-Type: application/json'{} -d '{{\n"
       "    \"model\": \"{}\", \"stream\": true,\n"
-      "    \"messages\": [{{\"role\": \"user\", \"content\": \"Name three rivers.\"}}]\n"
+      "    \"messages\": [{{\"role\": \"user\", \"content\": \"What is the capital of France?\"}}]\n"
       "  }}'\n\n"
       "or any client of OpenAI's API with the base URL {}/v1. Ctrl-C ends it.\n\n",
       name, url, served.engine->plan().context, served.engine->plan().sequences, url, header, name, url);

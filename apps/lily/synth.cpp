@@ -5,8 +5,8 @@
 #include <cstdio>
 #include <memory>
 
-#include "apps/lily/cancel.h"
 #include "apps/lily/commands.h"
+#include "apps/lily/interrupt.h"
 #include "apps/lily/progress.h"
 #include "apps/lily/say.h"
 
@@ -32,7 +32,7 @@ Result<void> run(const Options& given) {
     options.shape = options.shape.with_layers(given.layers);
   }
   options.float_type = type_of(given.float_type);
-  const CancelOnSignal cancel;
+  const Interrupts cancel(Interrupts::Kind::once);
   options.cancel = &cancel.flag();
   const auto start = std::chrono::steady_clock::now();
   ProgressBar bar("writing " + given.destination);

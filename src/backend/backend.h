@@ -40,7 +40,11 @@ class Checkpoint {
 };
 
 // Key-value rows and recurrent states of one conversation. A backend's states may only be used with that
-// backend, and must be destroyed before it.
+// backend, and must be destroyed before it. A pass that fails or is cancelled makes all its states unusable,
+// a slice without finite logits its own: such a state must be resumed from a checkpoint or dropped. Failure
+// is answered per slice: in a pass submitted before it was known, the slice of an unusable state is left out
+// and its answer is not finite, while the other slices are computed as if it were not there; submit() refuses
+// a state that is known to be unusable.
 class SequenceState {
  public:
   virtual ~SequenceState() = default;

@@ -12,8 +12,7 @@ namespace {
 constexpr double kFresh = 4096;
 
 size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
-  const size_t most = std::min(a.size(), b.size());
-  return static_cast<size_t>(std::mismatch(a.begin(), a.begin() + most, b.begin()).first - a.begin());
+  return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
 }  // namespace

@@ -24,7 +24,7 @@ json::object choice_json(const TokenInfo::Choice& choice) {
     bytes.emplace_back(static_cast<unsigned>(static_cast<unsigned char>(byte)));
   }
   json::object out;
-  out["token"] = std::move(text);
+  out["token"] = text;
   out["logprob"] = std::isfinite(choice.logprob) ? choice.logprob : kImpossible;
   out["bytes"] = std::move(bytes);
   return out;

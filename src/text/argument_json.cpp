@@ -62,7 +62,7 @@ std::optional<std::string> integer_json(std::string_view text) {
 
 std::optional<std::string> number_json(std::string_view text) {
   if (text.size() > kMostNumber) return std::nullopt;
-  if (const std::optional<std::string> whole = integer_json(text);
+  if (std::optional<std::string> whole = integer_json(text);
       whole && text.find_first_of(".eE") == std::string_view::npos)
     return whole;
   const std::optional<double> value = to_double(text);

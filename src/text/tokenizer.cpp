@@ -61,7 +61,7 @@ std::vector<RenderedPrompt::Range> tidy(const std::vector<RenderedPrompt::Range>
 }  // namespace
 
 struct Tokenizer::Impl {
-  Impl(TokenizerFile file)
+  explicit Impl(TokenizerFile file)
       : tokens(std::move(file.tokens)),
         added(std::move(file.added)),
         bpe(file.byte_ids, file.merges),

@@ -276,6 +276,7 @@ void advise_pages(std::span<const std::byte> mapped, int advice) {
   const auto begin = (reinterpret_cast<uintptr_t>(mapped.data()) + page - 1) / page * page;
   const auto end = (reinterpret_cast<uintptr_t>(mapped.data()) + mapped.size()) / page * page;
   if (begin < end) {
+    // NOLINTNEXTLINE(performance-no-int-to-ptr): begin is where a page begins
     ::madvise(reinterpret_cast<void*>(begin), end - begin, advice);
   }
 }

@@ -60,6 +60,7 @@ std::vector<FormatGroup> group_formats(const Container& container, const std::op
     }
   }
   std::vector<FormatGroup> out;
+  out.reserve(groups.size());
   for (auto& [format, group] : groups) {
     out.push_back(std::move(group));
   }

@@ -1,7 +1,9 @@
 #include "weights/quantize.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
 
 #include "base/check.h"
 
@@ -86,14 +88,14 @@ void load_floats(std::span<const std::byte> from, DType type, std::span<float> t
     }
   } else {
     LILY_CHECK(type == DType::f32);
-    std::memcpy(to.data(), from.data(), from.size());
+    std::ranges::copy(from, std::as_writable_bytes(to).begin());  // memcpy may not be given an empty span
   }
 }
 
 void store_floats(std::span<const float> from, DType type, std::span<std::byte> to) {
   LILY_CHECK(to.size() == from.size() * size_of(type));
   if (type == DType::f32) {
-    std::memcpy(to.data(), from.data(), to.size());
+    std::ranges::copy(std::as_bytes(from), to.begin());
     return;
   }
   LILY_CHECK(type == DType::bf16 || type == DType::f16);

@@ -379,6 +379,7 @@ Result<SynthReport> synthesise(const fs::path& destination, const SynthOptions& 
   const std::vector<TensorSite> sites = tensor_table(options.shape, weights);
   const std::vector<SynthTensor> tensors = tensors_of(sites, options);
   std::vector<TensorPlan> plans;
+  plans.reserve(tensors.size());
   for (const SynthTensor& tensor : tensors) {
     plans.push_back(tensor.plan);
   }

@@ -133,7 +133,7 @@ class FakeEngine : public Engine {
   }
   // Until `holds(counts())`, at most `most`.
   bool wait_for(const std::function<bool(const FakeCounts&)>& holds,
-                std::chrono::milliseconds most = std::chrono::milliseconds(5000)) const {
+                std::chrono::milliseconds most = std::chrono::seconds(30)) const {
     const auto deadline = std::chrono::steady_clock::now() + most;
     while (!holds(counts())) {
       if (std::chrono::steady_clock::now() > deadline) {

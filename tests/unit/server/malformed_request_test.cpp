@@ -16,6 +16,7 @@ struct Case {
   std::string param;
   std::string says;  // part of the message
 };
+void PrintTo(const Case& test, std::ostream* out) { *out << test.name; }
 
 // A good request with `fields` added.
 std::string with(const std::string& fields) {

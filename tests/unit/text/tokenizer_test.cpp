@@ -148,6 +148,7 @@ struct Spoiled {
   const char* value;
   const char* message;
 };
+void PrintTo(const Spoiled& spoiled, std::ostream* out) { *out << spoiled.pointer << " = " << spoiled.value; }
 
 class TokenizerRefusal : public testing::TestWithParam<Spoiled> {};
 
