@@ -15,14 +15,14 @@ test: build
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 
 build: setup
-	@test -f $(BUILD)/build.ninja || cmake --preset release -B $(BUILD)
+	@test -f $(BUILD)/build.ninja || cmake --preset default -B $(BUILD)
 	cmake --build $(BUILD) -j $(JOBS)
 
 setup:
 	@tools/setup.sh
 
 format:
-	clang-format -i $$(git ls-files '*.h' '*.cpp')
+	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 clean:
 	rm -rf $(BUILD) build-*

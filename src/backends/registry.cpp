@@ -17,8 +17,8 @@ struct Entry {
 // In the order in which "auto" prefers them. It never takes the reference: the CPU backend runs everywhere.
 constexpr std::string_view kLastResort = "cpu";
 constexpr std::array kEntries{
-    Entry{"cuda", absent::make_cuda_backend},
-    Entry{"metal", absent::make_metal_backend},
+    Entry{"cuda", make_cuda_backend},
+    Entry{"metal", make_metal_backend},
     Entry{"cpu", make_cpu_backend},
     Entry{"reference", make_reference_backend},
 };
