@@ -36,13 +36,11 @@ using Stream = CUstream_st*;  // cudaStream_t
 //   nibble i + 4        : the same row, the next input,
 // so that ((word >> 4 i) & 0x000f000f) | 0x43004300 is register a_i of step j in bf16, every code 128 too
 // large.
-enum : uint32_t {
-  kTileRows = 16,
-  kTileCols = 64,
-  kPlaneBytes = 512,
-  kNarrowScaleBytes = 64,
-  kWideScaleBytes = 256,
-};
+inline constexpr uint32_t kTileRows = 16;
+inline constexpr uint32_t kTileCols = 64;
+inline constexpr uint32_t kPlaneBytes = 512;
+inline constexpr uint32_t kNarrowScaleBytes = 64;
+inline constexpr uint32_t kWideScaleBytes = 256;
 
 struct PackedMatrix {
   const uint8_t* tiles;   // device memory, 256-byte aligned
@@ -66,15 +64,13 @@ struct Dims {
   uint32_t q_heads, kv_heads, k_heads, v_heads;
   uint32_t experts, ffn;  // ffn: of one expert, routed or shared
 };
-enum : uint32_t {
-  kHeadDim = 256,
-  kRotaryDim = 64,
-  kDeltaDim = 128,  // keys and values of a Gated DeltaNet head
-  kConvTaps = 4,
-  kTopK = 8,
-  kUses = 9,  // experts per row, the shared one included
-  kPageTokens = 64,
-};
+inline constexpr uint32_t kHeadDim = 256;
+inline constexpr uint32_t kRotaryDim = 64;
+inline constexpr uint32_t kDeltaDim = 128;  // keys and values of a Gated DeltaNet head
+inline constexpr uint32_t kConvTaps = 4;
+inline constexpr uint32_t kTopK = 8;
+inline constexpr uint32_t kUses = 9;  // experts per row, the shared one included
+inline constexpr uint32_t kPageTokens = 64;
 LILY_BOTH constexpr uint32_t conv_channels(const Dims& d) { return (2 * d.k_heads + d.v_heads) * kDeltaDim; }
 LILY_BOTH constexpr uint32_t value_width(const Dims& d) { return d.v_heads * kDeltaDim; }
 LILY_BOTH constexpr uint32_t q_width(const Dims& d) { return d.q_heads * kHeadDim; }

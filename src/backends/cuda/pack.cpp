@@ -124,7 +124,7 @@ Result<PackedMatrix> packed_form(const Recipe& recipe, std::string_view name) {
             ErrorKind::unsupported,
             "device 'cuda': {}: expected codes of 4 or 8 bits, groups of 32, 64 or 128 and a multiple of "
             "{} inputs, found {} bits, groups of {} and {} inputs",
-            name, static_cast<uint32_t>(kTileCols), part.bits, part.group, part.cols);
+            name, kTileCols, part.bits, part.group, part.cols);
       }
       form.planes = std::max(form.planes, part.bits / 4);
       if (part.group == 32 || part.scale_type != DType::bf16) {
