@@ -4,6 +4,7 @@
 
 #include "backends/absent/absent.h"
 #include "backends/cpu/backend.h"
+#include "base/log.h"
 #include "reference/backend.h"
 
 namespace lily {
@@ -54,6 +55,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
     if (backend || !automatic || entry.name == kLastResort) {
       return backend;
     }
+    log_info("{}", backend.error().message);
   }
   return fail(ErrorKind::invalid_input, "device '{}': expected one of {}", name, known_names());
 }

@@ -1,8 +1,9 @@
 // The mixture of experts for few rows: routing is worked out by every block from the router's logits, then
 //   gate_up: h = silu(gate x) * (up x) of the experts that the rows of a group chose, and of the shared one;
-//   down:    stream += the sum over a row's experts, in ascending order, of weight * (down h), then the shared one.
-// An expert's weights are read once for the rows of a group. What a row adds up does not depend on the others: an
-// expert that it did not choose contributes exact zeros.
+//   down:    stream += the sum over a row's experts, in ascending order, of weight * (down h), then the
+//   shared one.
+// An expert's weights are read once for the rows of a group. What a row adds up does not depend on the
+// others: an expert that it did not choose contributes exact zeros.
 #include "backends/cuda/kernels/tiles.cuh"
 
 namespace lily::cuda {
@@ -14,18 +15,18 @@ constexpr uint32_t kAbsent = 0xff;
 
 // The experts of a group of rows, in shared memory.
 struct Routing {
-  uint32_t mask[kMostExperts];              // rows that chose the expert
-  int32_t ids[kGroupRows][kTopK];           // ascending
-  float weights[kGroupRows][kUses];         // of the sum; the last is the shared expert's
-  uint32_t count;                           // of the list
-  uint32_t list[kMostList];                 // experts that any row chose, ascending; then the shared one
-  float factors[kMostList][kGroupRows];     // weight of the expert in the row's sum, 0 if not chosen
-  uint8_t slots[kMostList][kGroupRows];     // its place among the row's experts, or kAbsent
+  uint32_t mask[kMostExperts];           // rows that chose the expert
+  int32_t ids[kGroupRows][kTopK];        // ascending
+  float weights[kGroupRows][kUses];      // of the sum; the last is the shared expert's
+  uint32_t count;                        // of the list
+  uint32_t list[kMostList];              // experts that any row chose, ascending; then the shared one
+  float factors[kMostList][kGroupRows];  // weight of the expert in the row's sum, 0 if not chosen
+  uint8_t slots[kMostList][kGroupRows];  // its place among the row's experts, or kAbsent
 };
 
 // Order of floats as unsigned integers.
 __device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(x);
+  const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));  // -0 is 0
   return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
 }
 
@@ -166,8 +167,8 @@ __host__ __device__ inline EnterLayout enter_layout(uint32_t ring, uint32_t k_ti
   return l;
 }
 
-// Units of a group of rows: the blocks of the shared expert, whose weights are known to be needed before the routing
-// is, then those of the list.
+// Units of a group of rows: the blocks of the shared expert, whose weights are known to be needed before the
+// routing is, then those of the list.
 struct Unit {
   uint32_t at;     // in the list
   uint32_t block;  // of 16 outputs: eight of gate, eight of up
@@ -178,8 +179,8 @@ __device__ __forceinline__ Unit unit_of(uint32_t index, uint32_t blocks, uint32_
 }
 
 __device__ __forceinline__ void finish_gate_up(const ExpertArgs& a, const Routing& r, const float* part,
-                                               const EnterLayout& l, uint32_t rows, uint32_t unit0, uint32_t count,
-                                               const float* scales) {
+                                               const EnterLayout& l, uint32_t rows, uint32_t unit0,
+                                               uint32_t count, const float* scales) {
   const uint32_t first_row = blockIdx.y * kGroupRows;
   const uint32_t work = count * rows * 8;
   const uint32_t ffn = a.dims.ffn;
@@ -310,8 +311,8 @@ __host__ __device__ inline LeaveLayout leave_layout(uint32_t ring, uint32_t k_ti
 }
 
 // Inputs of all uses of the group, and their sums over half tiles: [use][inputs / 32].
-__device__ __forceinline__ void load_uses(uint8_t* columns, float* sums, const ExpertArgs& a, uint32_t first_row,
-                                          uint32_t rows) {
+__device__ __forceinline__ void load_uses(uint8_t* columns, float* sums, const ExpertArgs& a,
+                                          uint32_t first_row, uint32_t rows) {
   const uint32_t ffn = a.dims.ffn;
   load_columns(columns, a.h + size_t{first_row} * kUses * ffn, ffn, rows * kUses);
   const uint32_t halves = ffn / 32;
@@ -411,8 +412,8 @@ template <class F>
 int allow(uint32_t bytes) {
   const Kernel kernels[] = {gate_up_of<F>(1), gate_up_of<F>(32), down_kernel<F>};
   for (const Kernel kernel : kernels) {
-    if (const cudaError_t e =
-            cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(bytes));
         e != cudaSuccess) {
       return e;
     }
@@ -424,11 +425,14 @@ int allow(uint32_t bytes) {
 
 uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
   const uint32_t tiles = w.k_tiles <= kEnterWarps ? 1 : 2;
-  return enter_layout(kEnterWarps * stages * tiles * w.tile_bytes, w.k_tiles, rows < kGroupRows ? rows : kGroupRows).total;
+  return enter_layout(kEnterWarps * stages * tiles * w.tile_bytes, w.k_tiles,
+                      rows < kGroupRows ? rows : kGroupRows)
+      .total;
 }
 
 uint32_t down_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
-  return leave_layout(kLeaveWarps * stages * w.tile_bytes, w.k_tiles, rows < kGroupRows ? rows : kGroupRows).total;
+  return leave_layout(kLeaveWarps * stages * w.tile_bytes, w.k_tiles, rows < kGroupRows ? rows : kGroupRows)
+      .total;
 }
 
 int allow_shared_memory_experts(uint32_t bytes) {
@@ -443,16 +447,16 @@ int launch_gate_up(const ExpertArgs& args, Stream queue) {
   if ((k != 4 && k != 16 && k != 32) || args.dims.experts > kMostExperts) {
     return cudaErrorInvalidValue;
   }
-  return with_format(args.w, [&]<class F>() { return launch(gate_up_of<F>(k), kEnterWarps * 32, args, queue); });
+  return with_format(args.w,
+                     [&]<class F>() { return launch(gate_up_of<F>(k), kEnterWarps * 32, args, queue); });
 }
 
 int launch_down(const ExpertArgs& args, Stream queue) {
   if (args.w.k_tiles > kLeaveWarps || args.dims.experts > kMostExperts) {
     return cudaErrorInvalidValue;
   }
-  return with_format(args.w, [&]<class F>() {
-    return launch(down_kernel<F>, kLeaveWarps * 32, args, queue);
-  });
+  return with_format(args.w,
+                     [&]<class F>() { return launch(down_kernel<F>, kLeaveWarps * 32, args, queue); });
 }
 
 }  // namespace lily::cuda
