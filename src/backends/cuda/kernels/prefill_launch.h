@@ -9,7 +9,8 @@ namespace lily::cuda::prefill {
 
 // Where a launch goes.
 struct Device {
-  uint32_t processors;  // streaming multiprocessors
+  uint32_t processors;    // streaming multiprocessors
+  uint32_t shared_bytes;  // shared memory that a block may have
   Stream queue;
 };
 
@@ -79,5 +80,63 @@ struct ExpertsArgs {
 void experts(const ExpertsArgs& args, Device device);
 // How many uses of one expert a block of experts() works on at a time: 32, 64, 96 or 128.
 uint32_t experts_tile_tokens(uint32_t experts, uint32_t tokens);
+
+// Gated DeltaNet between its two projections (equations 11 to 17) in chunks of kChunk tokens. Chunks begin at multiples
+// of kChunk of a sequence's positions, whatever the pass; a pass that begins inside one works on its rest.
+enum : uint32_t { kChunk = 64 };
+LILY_BOTH constexpr uint32_t chunks_of(const Segment& segment) {
+  return (segment.position % kChunk + segment.rows + kChunk - 1) / kChunk;
+}
+struct DeltaArgs {
+  Dims dims;
+  uint32_t layer;  // among the delta-net layers
+  const Segment* segments;
+  uint32_t segment_count;
+  uint32_t chunks;  // of all segments
+  uint32_t tokens;
+  const float* conv;        // as in DeltaNetLayer
+  const float* decay_rate;  // as in DeltaNetLayer
+  const float* dt_bias;     // as in DeltaNetLayer
+  const float* norm;        // as in DeltaNetLayer
+  const uint16_t* mixed;    // [tokens][conv_channels]
+  const uint16_t* z;        // [tokens][value_width]
+  const float* gates;       // [tokens][2 * v_heads]: a, then b
+  // Workspace
+  uint16_t* q;  // [tokens][k_heads * kDeltaDim]: unit vectors * kDeltaDim^-1/2
+  uint16_t* k;  // [tokens][k_heads * kDeltaDim]: unit vectors
+  uint16_t* v;  // [tokens][value_width]
+  // With S the state where a token's chunk starts, d = u - w S is what it changes.
+  uint16_t* u;        // [tokens][value_width]
+  uint16_t* w;        // [tokens][value_width]
+  uint16_t* scores;   // [tokens][v_heads][kChunk]: decayed q.k of a token with those of its chunk
+  float* log_decays;  // [tokens][v_heads]: sum of g from the chunk's first token on
+  uint16_t* out;      // [tokens][value_width]: S^T q, then the gated norm of it
+};
+void delta_net(const DeltaArgs& args, Device device);
+// Its stages, in this order.
+void delta_convolve(const DeltaArgs& args, Device device);     // q, k, v and the conv ring
+void delta_prepare(const DeltaArgs& args, Device device);      // u, w, scores, log_decays
+void delta_pass_states(const DeltaArgs& args, Device device);  // out and the states
+void delta_gated_norm(const DeltaArgs& args, Device device);   // out
+
+// Attention between its two projections (equations 5 to 9).
+struct AttentionArgs {
+  Dims dims;
+  uint32_t layer;  // among the attention layers
+  const Segment* segments;
+  const Segment* host_segments;
+  uint32_t segment_count;
+  uint32_t tokens;
+  const float* q_norm;      // [kHeadDim]
+  const float* k_norm;      // [kHeadDim]
+  const float* rotary;      // as in PrefillBatch
+  const uint16_t* mixed;    // [tokens][2 * q_width + 2 * kv_width]: per head q | gate; k; v
+  uint16_t* q;              // [tokens][q_width]: normed and turned
+  uint16_t* out;            // [tokens][q_width]
+};
+void attention(const AttentionArgs& args, Device device);
+// Its stages, in this order.
+void attention_enter(const AttentionArgs& args, Device device);   // q, and keys and values to the pages
+void attention_attend(const AttentionArgs& args, Device device);  // out
 
 }  // namespace lily::cuda::prefill
