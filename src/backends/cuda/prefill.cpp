@@ -10,7 +10,8 @@
 namespace lily::cuda {
 namespace {
 
-// Shared memory that a block may ask for, by compute capability (CUDA programming guide, technical specifications).
+// Shared memory that a block may ask for, by compute capability (CUDA programming guide, technical
+// specifications).
 uint32_t shared_bytes_of(uint32_t capability) {
   constexpr uint32_t kKiB = 1024;
   switch (capability) {
@@ -134,7 +135,8 @@ void leave(const PrefillBatch& batch, const PackedMatrix& weights, const uint16_
   prefill::dense(args, device_of(batch));
 }
 
-prefill::DeltaArgs delta_args(const DeltaNetLayer& layer, const PrefillBatch& batch, const DeltaSpace& space) {
+prefill::DeltaArgs delta_args(const DeltaNetLayer& layer, const PrefillBatch& batch,
+                              const DeltaSpace& space) {
   prefill::DeltaArgs args{};
   args.dims = batch.dims;
   args.layer = layer.index;

@@ -1,7 +1,8 @@
-// Attention for many tokens (equations 5 to 9): queries and keys are normed and turned, keys and values go to the pages of
-// the cache; then flash attention over the pages. A block has 16 tokens x the 8 query heads of one key-value head, so that
-// 128 rows share every key; row 8 i + h is head h of token i. Scores and sums are float32, weights go into their product as
-// bf16. wgmma on sm_90a, mma.sync elsewhere; accumulators lie the same way in both.
+// Attention for many tokens (equations 5 to 9): queries and keys are normed and turned, keys and values go to
+// the pages of the cache; then flash attention over the pages. A block has 16 tokens x the 8 query heads of
+// one key-value head, so that 128 rows share every key; row 8 i + h is head h of token i. Scores and sums are
+// float32, weights go into their product as bf16. wgmma on sm_90a, mma.sync elsewhere; accumulators lie the
+// same way in both.
 #include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/kernels/prefill_mma.cuh"
 
@@ -11,7 +12,9 @@ namespace {
 constexpr float kNormEps = 1e-6F;
 constexpr uint32_t kEnterWarps = 8;
 
-__device__ __forceinline__ uint32_t mixed_width(const Dims& dims) { return 2 * q_width(dims) + 2 * kv_width(dims); }
+__device__ __forceinline__ uint32_t mixed_width(const Dims& dims) {
+  return 2 * q_width(dims) + 2 * kv_width(dims);
+}
 
 // Segment of a row of the pass.
 __device__ __forceinline__ const Segment& segment_of(const AttentionArgs& args, uint32_t row) {
@@ -31,8 +34,8 @@ __device__ __forceinline__ HeadValues load_head(const uint16_t* head) {
           low_bf16(loaded.z), high_bf16(loaded.z), low_bf16(loaded.w), high_bf16(loaded.w)};
 }
 
-// Equations 5 and 6: the norm over the head, then the turn of its first 64 values. Lanes 0 to 3 have x_j with j < 32,
-// lanes 4 to 7 their partners x_{j+32}.
+// Equations 5 and 6: the norm over the head, then the turn of its first 64 values. Lanes 0 to 3 have x_j with
+// j < 32, lanes 4 to 7 their partners x_{j+32}.
 __device__ __forceinline__ void norm_and_turn(HeadValues& x, const float* weight, const float* rotary) {
   const uint32_t lane = threadIdx.x % 32;
   float sum = 0;
@@ -86,13 +89,14 @@ __global__ void __launch_bounds__(kEnterWarps * 32) enter_kernel(const Attention
   *(reinterpret_cast<uint4*>(to) + threadIdx.x % 32) = packed;
 }
 
-// ---- attend -----------------------------------------------------------------------------------------------------------
+// ---- attend
+// -----------------------------------------------------------------------------------------------------------
 
 constexpr uint32_t kThreads = 256;
-constexpr uint32_t kTokens = 16;                  // of a block
-constexpr uint32_t kGroup = 8;                    // query heads of a key-value head
-constexpr uint32_t kRows = kTokens * kGroup;      // 128
-constexpr uint32_t kQPanel = kRows * 128;         // bytes of 64 dimensions of all rows
+constexpr uint32_t kTokens = 16;              // of a block
+constexpr uint32_t kGroup = 8;                // query heads of a key-value head
+constexpr uint32_t kRows = kTokens * kGroup;  // 128
+constexpr uint32_t kQPanel = kRows * 128;     // bytes of 64 dimensions of all rows
 constexpr uint32_t kPanels = kHeadDim / 64;
 constexpr uint32_t kQBytes = kPanels * kQPanel;
 constexpr float kScale = 0.0625F * 1.4426950408889634F;  // 1 / sqrt(256), for exponentials of two
@@ -130,14 +134,15 @@ __device__ __forceinline__ AttendBlock find_block(const AttentionArgs& args) {
   return {&segment, blockIdx.y, segment.first_row + first, count, position, position + count - 1};
 }
 
-// Keys (which = 0) or values (1) of tile `tile` to `to`. Positions after the block's last become zeros: nothing was
-// written there yet, and 0 * NaN is NaN.
+// Keys (which = 0) or values (1) of tile `tile` to `to`. Positions after the block's last become zeros:
+// nothing was written there yet, and 0 * NaN is NaN.
 template <uint32_t kKeys>
 __device__ __forceinline__ void copy_tile(const AttentionArgs& args, const AttendBlock& block, uint32_t tile,
                                           uint32_t which, uint32_t to) {
   const uint32_t first = tile * kKeys;
   const uint16_t* from = block.segment->pages[first / kPageTokens] +
-                         page_offset(args.dims, args.layer, which, block.kv_head) + first % kPageTokens * kHeadDim;
+                         page_offset(args.dims, args.layer, which, block.kv_head) +
+                         first % kPageTokens * kHeadDim;
 #pragma unroll
   for (uint32_t i = 0; i < kKeys * 32 / kThreads; ++i) {
     const uint32_t row = threadIdx.x / 32 + i * (kThreads / 32);
@@ -147,7 +152,8 @@ __device__ __forceinline__ void copy_tile(const AttentionArgs& args, const Atten
   }
 }
 
-__device__ __forceinline__ void copy_queries(const AttentionArgs& args, const AttendBlock& block, uint32_t to) {
+__device__ __forceinline__ void copy_queries(const AttentionArgs& args, const AttendBlock& block,
+                                             uint32_t to) {
   const uint32_t width = q_width(args.dims);
 #pragma unroll
   for (uint32_t i = 0; i < kRows * 32 / kThreads; ++i) {
@@ -198,13 +204,14 @@ __device__ __forceinline__ void find_scores(float (&scores)[kKeys / 2], uint32_t
 
 // sums += weights v, the weights being fragments of 16 keys each.
 template <uint32_t kKeys>
-__device__ __forceinline__ void add_values(float (&sums)[kHeadDim / 2], const uint32_t (&weights)[kKeys / 16][4],
-                                           uint32_t values) {
+__device__ __forceinline__ void add_values(float (&sums)[kHeadDim / 2],
+                                           const uint32_t (&weights)[kKeys / 16][4], uint32_t values) {
 #if LILY_WGMMA
   wgmma_fence();
 #pragma unroll
   for (uint32_t step = 0; step < kKeys / 16; ++step) {
-    WgmmaRegisters<kHeadDim, true>::run(sums, weights[step], mn_major_descriptor(values + step * 2048, kKeys * 128));
+    WgmmaRegisters<kHeadDim, true>::run(sums, weights[step],
+                                        mn_major_descriptor(values + step * 2048, kKeys * 128));
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -216,7 +223,8 @@ __device__ __forceinline__ void add_values(float (&sums)[kHeadDim / 2], const ui
     for (uint32_t j = 0; j < kHeadDim / 16; ++j) {
       uint32_t b[4];
       const uint32_t chunk = j * 2 + lane / 16;
-      load_matrix_x4_transposed(b, values + chunk / 8 * (kKeys * 128) + swizzled(step * 16 + lane % 16, chunk % 8));
+      load_matrix_x4_transposed(
+          b, values + chunk / 8 * (kKeys * 128) + swizzled(step * 16 + lane % 16, chunk % 8));
       mma(&sums[8 * j], weights[step], b[0], b[1]);
       mma(&sums[8 * j + 4], weights[step], b[2], b[3]);
     }
@@ -230,10 +238,12 @@ struct Softmax {
   float total[2] = {0, 0};  // of this lane's columns
 };
 
-// Scores to weights, in place; rescales what was summed before. positions: of the two rows; a key after them counts nothing.
+// Scores to weights, in place; rescales what was summed before. positions: of the two rows; a key after them
+// counts nothing.
 template <uint32_t kKeys>
-__device__ __forceinline__ void weigh(float (&scores)[kKeys / 2], Softmax& softmax, float (&sums)[kHeadDim / 2],
-                                      uint32_t first_key, const uint32_t (&positions)[2]) {
+__device__ __forceinline__ void weigh(float (&scores)[kKeys / 2], Softmax& softmax,
+                                      float (&sums)[kHeadDim / 2], uint32_t first_key,
+                                      const uint32_t (&positions)[2]) {
   const bool masked = first_key + kKeys - 1 > min(positions[0], positions[1]);
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
@@ -267,8 +277,8 @@ __device__ __forceinline__ void weigh(float (&scores)[kKeys / 2], Softmax& softm
 }
 
 // Equation 9: sums / total * sigmoid(gate).
-__device__ __forceinline__ void store_out(const AttentionArgs& args, const AttendBlock& block, const Softmax& softmax,
-                                          const float (&sums)[kHeadDim / 2]) {
+__device__ __forceinline__ void store_out(const AttentionArgs& args, const AttendBlock& block,
+                                          const Softmax& softmax, const float (&sums)[kHeadDim / 2]) {
   const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
   for (uint32_t half = 0; half < 2; ++half) {
@@ -281,7 +291,8 @@ __device__ __forceinline__ void store_out(const AttentionArgs& args, const Atten
     }
     const uint32_t head = block.kv_head * kGroup + lane / 4;
     const size_t row = block.row + token;
-    const uint16_t* gate = args.mixed + row * mixed_width(args.dims) + (2 * head + 1) * kHeadDim + lane % 4 * 2;
+    const uint16_t* gate =
+        args.mixed + row * mixed_width(args.dims) + (2 * head + 1) * kHeadDim + lane % 4 * 2;
     uint16_t* to = args.out + row * q_width(args.dims) + head * kHeadDim + lane % 4 * 2;
 #pragma unroll
     for (uint32_t j = 0; j < kHeadDim / 8; ++j) {
@@ -295,7 +306,8 @@ __device__ __forceinline__ void store_out(const AttentionArgs& args, const Atten
 
 // Weights of one tile of keys, as fragments of their product with the values.
 template <uint32_t kKeys>
-__device__ __forceinline__ void pack_weights(const float (&scores)[kKeys / 2], uint32_t (&weights)[kKeys / 16][4]) {
+__device__ __forceinline__ void pack_weights(const float (&scores)[kKeys / 2],
+                                             uint32_t (&weights)[kKeys / 16][4]) {
 #pragma unroll
   for (uint32_t i = 0; i < kKeys / 4; ++i) {
     weights[i / 4][i % 4] = pack_bf16(scores[2 * i], scores[2 * i + 1]);

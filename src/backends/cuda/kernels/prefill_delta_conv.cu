@@ -1,4 +1,5 @@
-// Gated DeltaNet, elementwise: convolution, silu and unit vectors in front of the delta rule, the gated norm behind it.
+// Gated DeltaNet, elementwise: convolution, silu and unit vectors in front of the delta rule, the gated norm
+// behind it.
 #include "backends/cuda/kernels/prefill_delta.cuh"
 #include "backends/cuda/kernels/prefill_mma.cuh"
 
@@ -35,7 +36,8 @@ __device__ __forceinline__ Channels earlier(const DeltaArgs& args, const Segment
   return load_channels(ring + size_t{position % kConvTaps} * channels + channel);
 }
 
-// Where a head of 128 convolved channels goes, and by what its unit vectors are multiplied (0: v is left as it is).
+// Where a head of 128 convolved channels goes, and by what its unit vectors are multiplied (0: v is left as
+// it is).
 struct HeadTarget {
   uint16_t* to;
   uint32_t stride;
@@ -86,7 +88,8 @@ __global__ void __launch_bounds__(kWarps * 32) convolve_kernel(const DeltaArgs a
 #pragma unroll
   for (int i = 0; i < static_cast<int>(kConvTaps); ++i) {
     taps[i] = load_channels(args.conv + size_t{static_cast<uint32_t>(i)} * channels + channel);
-    window[i] = i == 0 ? Channels{} : earlier(args, segment, static_cast<int>(chunk.in_segment + first) - 4 + i, channel);
+    window[i] = i == 0 ? Channels{}
+                       : earlier(args, segment, static_cast<int>(chunk.in_segment + first) - 4 + i, channel);
   }
   const HeadTarget target = head_target(args, head);
   const uint32_t rows = min(kRun, chunk.count - first);

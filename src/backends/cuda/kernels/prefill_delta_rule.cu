@@ -1,14 +1,15 @@
-// The delta rule (equations 13 and 15) in chunks. In a chunk that starts with state S, with G_i the sum of g up to token
-// i, d_i the change of token i and everything about j <= i:
+// The delta rule (equations 13 and 15) in chunks. In a chunk that starts with state S, with G_i the sum of g
+// up to token i, d_i the change of token i and everything about j <= i:
 //   d_i = beta_i (v_i - exp(G_i) S^T k_i - sum_{j<i} exp(G_i - G_j) (k_i.k_j) d_j)
 //   o_i = exp(G_i) S^T q_i + sum_{j<=i} exp(G_i - G_j) (q_i.k_j) d_j
 //   S  <- exp(G_last) S + sum_j exp(G_last - G_j) k_j d_j^T
-// The first line is (I + A) d = beta v - beta exp(G) k S with A strictly lower triangular. prepare_kernel finds
-// T = (I + A)^-1 in float32 and from it u = T beta v and w = T beta exp(G) k, for all chunks at once; states_kernel goes
-// from chunk to chunk with d = u - w S. Decays are only ever exponentials of differences <= 0.
+// The first line is (I + A) d = beta v - beta exp(G) k S with A strictly lower triangular. prepare_kernel
+// finds T = (I + A)^-1 in float32 and from it u = T beta v and w = T beta exp(G) k, for all chunks at once;
+// states_kernel goes from chunk to chunk with d = u - w S. Decays are only ever exponentials of differences
+// <= 0.
 //
-// Products are mma.m16n8k16 in bf16. Where an error would stay in the state (T, S, d) the factor is a pair of bf16, high
-// part and rest; the other factor is then a value that is stored in bf16 anyway.
+// Products are mma.m16n8k16 in bf16. Where an error would stay in the state (T, S, d) the factor is a pair of
+// bf16, high part and rest; the other factor is then a value that is stored in bf16 anyway.
 #include "backends/cuda/kernels/prefill_delta.cuh"
 #include "backends/cuda/kernels/prefill_mma.cuh"
 
@@ -19,14 +20,15 @@ constexpr uint32_t kThreads = 256;
 constexpr uint32_t kPanel = kChunk * 128;  // bytes of 64 tokens x 64 values
 
 // Copies [kChunk][128] values of bf16 into two panels; rows from `count` on become zeros.
-__device__ __forceinline__ void copy_head(uint32_t to, const uint16_t* from, uint32_t stride, uint32_t count) {
+__device__ __forceinline__ void copy_head(uint32_t to, const uint16_t* from, uint32_t stride,
+                                          uint32_t count) {
 #pragma unroll
   for (uint32_t i = 0; i < kChunk * 16 / kThreads; ++i) {
     const uint32_t row = threadIdx.x / 16 + i * (kThreads / 16);
     const uint32_t chunk = threadIdx.x % 16;
     const bool valid = row < count;
-    copy_async(to + chunk / 8 * kPanel + swizzled(row, chunk % 8), from + (valid ? size_t{row} * stride : 0) + chunk * 8,
-               valid);
+    copy_async(to + chunk / 8 * kPanel + swizzled(row, chunk % 8),
+               from + (valid ? size_t{row} * stride : 0) + chunk * 8, valid);
   }
 }
 
@@ -41,9 +43,11 @@ __device__ __forceinline__ void load_a(uint32_t* a, uint32_t base, uint32_t m, u
   load_matrix_x4(a, head_chunk(base, m * 16 + lane % 16, step * 2 + lane / 16));
 }
 
-// ---- prepare ----------------------------------------------------------------------------------------------------------
+// ---- prepare
+// ----------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kRowFloats = 72;  // of a 64 x 64 matrix of floats in shared memory: pairs of a warp miss no bank
+constexpr uint32_t kRowFloats =
+    72;  // of a 64 x 64 matrix of floats in shared memory: pairs of a warp miss no bank
 struct PrepareShared {
   uint8_t q[2 * kPanel];
   uint8_t k[2 * kPanel];
@@ -141,8 +145,8 @@ __device__ __forceinline__ void multiply_keys(const DeltaArgs& args, const Chunk
   }
 }
 
-// t = (I + a)^-1 in float32. First the four blocks of 16 x 16 on the diagonal, one thread a column; then the blocks at
-// distance 1, 2, 3 from it: t_ij = -t_ii sum_{j<=m<i} a_im t_mj.
+// t = (I + a)^-1 in float32. First the four blocks of 16 x 16 on the diagonal, one thread a column; then the
+// blocks at distance 1, 2, 3 from it: t_ij = -t_ii sum_{j<=m<i} a_im t_mj.
 __device__ void invert(PrepareShared& shared) {
   for (uint32_t i = threadIdx.x; i < kChunk * kRowFloats; i += kThreads) {
     shared.t[i] = 0;
@@ -264,10 +268,11 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const DeltaArgs args)
   apply_inverse(args, chunk, head, shared);
 }
 
-// ---- states -----------------------------------------------------------------------------------------------------------
+// ---- states
+// -----------------------------------------------------------------------------------------------------------
 
-constexpr uint32_t kStrip = 32;                  // value columns of a block
-constexpr uint32_t kStripRow = kStrip * 2;       // bytes
+constexpr uint32_t kStrip = 32;                   // value columns of a block
+constexpr uint32_t kStripRow = kStrip * 2;        // bytes
 constexpr uint32_t kStrips = kDeltaDim / kStrip;  // of a head
 
 struct StateStage {
@@ -286,7 +291,8 @@ struct StateShared {
   uint8_t kept[2][kChunk * kStripRow];      // exp(G_last - G) d, high parts and rests
 };
 
-// Address of 16-byte chunk `chunk` (0..3) of a row of kStrip values: rows of 64 bytes, free of bank conflicts.
+// Address of 16-byte chunk `chunk` (0..3) of a row of kStrip values: rows of 64 bytes, free of bank
+// conflicts.
 __device__ __forceinline__ uint32_t strip_chunk(uint32_t base, uint32_t row, uint32_t chunk) {
   return base + row * kStripRow + ((chunk ^ (row / 2 % 4)) << 4);
 }
@@ -297,8 +303,8 @@ struct StateBlock {
   uint32_t column;  // first of the strip, within the head
 };
 
-__device__ __forceinline__ void copy_stage(const DeltaArgs& args, const ChunkRows& chunk, const StateBlock& block,
-                                           StateStage& stage) {
+__device__ __forceinline__ void copy_stage(const DeltaArgs& args, const ChunkRows& chunk,
+                                           const StateBlock& block, StateStage& stage) {
   const uint32_t key_width = args.dims.k_heads * kDeltaDim;
   const uint32_t width = value_width(args.dims);
   const size_t keys_at = size_t{chunk.row} * key_width + block.key_head * kDeltaDim;
@@ -317,10 +323,13 @@ __device__ __forceinline__ void copy_stage(const DeltaArgs& args, const ChunkRow
   const uint32_t row = threadIdx.x / 4;
   const bool valid = row < chunk.count;
   copy_async(strip_chunk(shared_address(stage.u), row, threadIdx.x % 4),
-             args.u + values_at + (valid ? size_t{row} * width : 0) + block.column + threadIdx.x % 4 * 8, valid);
+             args.u + values_at + (valid ? size_t{row} * width : 0) + block.column + threadIdx.x % 4 * 8,
+             valid);
   if (threadIdx.x < kChunk) {  // tokens that are not there: g is 0
     copy_word_async(shared_address(stage.log_decay) + threadIdx.x * 4,
-                    args.log_decays + size_t{chunk.row + min(threadIdx.x, chunk.count - 1)} * args.dims.v_heads + block.head);
+                    args.log_decays +
+                        size_t{chunk.row + min(threadIdx.x, chunk.count - 1)} * args.dims.v_heads +
+                        block.head);
   }
   copy_commit();
 }
@@ -349,7 +358,8 @@ __device__ __forceinline__ void load_strip_b(uint32_t* b, uint32_t base, uint32_
 using StatePart = float[kStrip / 8][4];
 
 // d and S^T q of 16 tokens x 16 columns; d goes to shared memory, `out` is exp(G) S^T q.
-__device__ __forceinline__ void find_changes(const StateStage& stage, StateShared& shared, float (&out)[2][4]) {
+__device__ __forceinline__ void find_changes(const StateStage& stage, StateShared& shared,
+                                             float (&out)[2][4]) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t m = threadIdx.x / 32 % 4;
   const uint32_t half = threadIdx.x / 128;
@@ -397,8 +407,8 @@ __device__ __forceinline__ void find_changes(const StateStage& stage, StateShare
 }
 
 // out += scores d, and the store of it.
-__device__ __forceinline__ void finish_out(const StateStage& stage, const StateShared& shared, float (&out)[2][4],
-                                           uint16_t* to, uint32_t width, uint32_t count) {
+__device__ __forceinline__ void finish_out(const StateStage& stage, const StateShared& shared,
+                                           float (&out)[2][4], uint16_t* to, uint32_t width, uint32_t count) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t m = threadIdx.x / 32 % 4;
   const uint32_t half = threadIdx.x / 128;
@@ -424,7 +434,8 @@ __device__ __forceinline__ void finish_out(const StateStage& stage, const StateS
 }
 
 // S <- exp(G_last) S + k^T kept.
-__device__ __forceinline__ void advance(const StateStage& stage, const StateShared& shared, StatePart& state) {
+__device__ __forceinline__ void advance(const StateStage& stage, const StateShared& shared,
+                                        StatePart& state) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t warp = threadIdx.x / 32;
   const float decay = __expf(stage.log_decay[kChunk - 1]);
@@ -516,8 +527,8 @@ __global__ void __launch_bounds__(kThreads) states_kernel(const DeltaArgs args) 
     float out[2][4] = {};
     find_changes(stage, shared, out);
     __syncthreads();
-    finish_out(stage, shared, out, args.out + size_t{chunk.row} * width + head * kDeltaDim + block.column, width,
-               chunk.count);
+    finish_out(stage, shared, out, args.out + size_t{chunk.row} * width + head * kDeltaDim + block.column,
+               width, chunk.count);
     advance(stage, shared, state);
     if (kStages == 1 && index + 1 < chunks) {
       __syncthreads();

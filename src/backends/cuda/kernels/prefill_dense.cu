@@ -1,4 +1,5 @@
-// Dense projections for many tokens: y = W x with quantised W (prefill_tile.cuh), one block per 256 outputs and 32, 64 or 128 tokens.
+// Dense projections for many tokens: y = W x with quantised W (prefill_tile.cuh), one block per 256 outputs
+// and 32, 64 or 128 tokens.
 #include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/kernels/prefill_tile.cuh"
 
@@ -7,7 +8,7 @@ namespace {
 
 // One block of 16 outputs and the tokens that its sums are for.
 struct Target {
-  uint32_t row;  // the first output
+  uint32_t row;   // the first output
   uint32_t rows;  // outputs of the matrix
   uint32_t first_token;
   uint32_t count;
@@ -74,7 +75,8 @@ __global__ void __launch_bounds__(kTileThreads, kTokens <= 32 && kForm == Form::
 
 template <int kTokens, Form kForm>
 void launch(const DenseArgs& args, Device device) {
-  const dim3 grid((args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks, (args.tokens + kTokens - 1) / kTokens);
+  const dim3 grid((args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks,
+                  (args.tokens + kTokens - 1) / kTokens);
   constexpr int kShared = tile_shared_bytes(kTokens);
   cudaFuncSetAttribute(dense_kernel<kTokens, kForm>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   dense_kernel<kTokens, kForm><<<grid, kTileThreads, kShared, device.queue>>>(args);

@@ -1,14 +1,15 @@
-// The experts' products for many tokens. One persistent launch works through all (expert, tokens, 256 outputs) items of
-// a layer, the shared expert's first; which there are is computed on the device from the router's counts. Weights are
-// decoded in registers (prefill_tile.cuh). Every use of an expert has rows of its own in `inner` and `outer`, which
-// combine_kernel sums in a fixed order.
+// The experts' products for many tokens. One persistent launch works through all (expert, tokens, 256
+// outputs) items of a layer, the shared expert's first; which there are is computed on the device from the
+// router's counts. Weights are decoded in registers (prefill_tile.cuh). Every use of an expert has rows of
+// its own in `inner` and `outer`, which combine_kernel sums in a fixed order.
 #include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/kernels/prefill_tile.cuh"
 
 namespace lily::cuda::prefill {
 namespace {
 
-// Tiles of the experts before each: those of expert e are [before[e], before[e + 1]) after the shared expert's.
+// Tiles of the experts before each: those of expert e are [before[e], before[e + 1]) after the shared
+// expert's.
 struct Schedule {
   uint32_t before[kTileThreads + 1];
   uint32_t warp_totals[kTileThreads / 32];
@@ -98,7 +99,8 @@ __device__ __forceinline__ void store_inner(const ExpertsArgs& args, const Item&
   for (int j = 0; j < kTokens / 8; ++j) {
     const uint32_t token = 8 * j + lane / 4;
     const bool valid = token < item.count;
-    uint16_t* to = args.inner + size_t{valid ? use_row(args, item, token) : 0} * width + block * 8 + lane % 4 * 2;
+    uint16_t* to =
+        args.inner + size_t{valid ? use_row(args, item, token) : 0} * width + block * 8 + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const float* sum = &sums[m][4 * j];
@@ -119,7 +121,8 @@ __device__ __forceinline__ void store_outer(const ExpertsArgs& args, const Item&
   for (int j = 0; j < kTokens / 8; ++j) {
     const uint32_t token = 8 * j + lane / 4;
     const bool valid = token < item.count;
-    uint16_t* to = args.outer + size_t{valid ? use_row(args, item, token) : 0} * width + block * 16 + lane % 4 * 2;
+    uint16_t* to =
+        args.outer + size_t{valid ? use_row(args, item, token) : 0} * width + block * 16 + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const float* sum = &sums[m][4 * j];
@@ -222,30 +225,23 @@ void launch(const ExpertsArgs& args, Device device) {
   kernel<<<device.processors * kPerProcessor, kTileThreads, kShared, device.queue>>>(args);
 }
 
-template <int kMaxTokens, Form kForm>
-void launch_both(const ExpertsArgs& args, Device device) {
-  launch<kMaxTokens, kForm, false>(args, device);
-  launch<kMaxTokens, kForm, true>(args, device);
-}
-
-void launch_narrow4(const ExpertsArgs& args, Device device) {
-  switch (experts_tile_tokens(args.experts, args.tokens)) {
-    case 32:
-      return launch_both<32, Form::narrow4>(args, device);
-    case 64:
-      return launch_both<64, Form::narrow4>(args, device);
-    case 96:
-      return launch_both<96, Form::narrow4>(args, device);
-    default:
-      return launch_both<128, Form::narrow4>(args, device);
+template <bool kDown>
+void launch_products(const ExpertsArgs& args, Device device) {
+  const PackedMatrix& matrix = kDown ? args.down : args.gate_up;
+  const uint32_t tokens = experts_tile_tokens(args.experts, args.tokens);
+  if (matrix.planes != 1 || matrix.wide != 0) {
+    tokens == 32 ? launch<32, Form::any, kDown>(args, device) : launch<128, Form::any, kDown>(args, device);
+    return;
   }
-}
-
-void launch_any(const ExpertsArgs& args, Device device) {
-  if (experts_tile_tokens(args.experts, args.tokens) == 32) {
-    launch_both<32, Form::any>(args, device);
-  } else {
-    launch_both<128, Form::any>(args, device);
+  switch (tokens) {
+    case 32:
+      return launch<32, Form::narrow4, kDown>(args, device);
+    case 64:
+      return launch<64, Form::narrow4, kDown>(args, device);
+    case 96:
+      return launch<96, Form::narrow4, kDown>(args, device);
+    default:
+      return launch<128, Form::narrow4, kDown>(args, device);
   }
 }
 
@@ -257,11 +253,19 @@ uint32_t experts_tile_tokens(uint32_t experts, uint32_t tokens) {
   return mean <= 22 ? 32 : mean <= 48 ? 64 : mean <= 80 ? 96 : 128;
 }
 
-void experts(const ExpertsArgs& args, Device device) {
-  const bool narrow4 = args.gate_up.planes == 1 && args.gate_up.wide == 0 && args.down.planes == 1 && args.down.wide == 0;
-  narrow4 ? launch_narrow4(args, device) : launch_any(args, device);
+void experts_enter(const ExpertsArgs& args, Device device) { launch_products<false>(args, device); }
+
+void experts_leave(const ExpertsArgs& args, Device device) { launch_products<true>(args, device); }
+
+void experts_combine(const ExpertsArgs& args, Device device) {
   const uint32_t vectors = args.tokens * args.gate_up.k_tiles * (kTileCols / 8);
   combine_kernel<<<(vectors + 255) / 256, 256, 0, device.queue>>>(args);
+}
+
+void experts(const ExpertsArgs& args, Device device) {
+  experts_enter(args, device);
+  experts_leave(args, device);
+  experts_combine(args, device);
 }
 
 }  // namespace lily::cuda::prefill

@@ -1,6 +1,6 @@
-// Launches of the prefill kernels, one function per kernel family, for prefill.cpp, tests and measurements. All
-// pointers are device memory; `tokens` are the rows of the pass. bf16 arrays are uint16_t, so that the host compiler
-// needs no CUDA header for them.
+// Launches of the prefill kernels, one function per kernel family, for prefill.cpp, tests and measurements.
+// All pointers are device memory; `tokens` are the rows of the pass. bf16 arrays are uint16_t, so that the
+// host compiler needs no CUDA header for them.
 #pragma once
 
 #include "backends/cuda/kernel_args.h"
@@ -14,8 +14,8 @@ struct Device {
   Stream queue;
 };
 
-// Equation 1: y = x * rsqrt(mean(x^2) + eps) * weight in bf16; `rest`, unless null, is what rounding took from it, in
-// bf16 too.
+// Equation 1: y = x * rsqrt(mean(x^2) + eps) * weight in bf16; `rest`, unless null, is what rounding took
+// from it, in bf16 too.
 struct NormArgs {
   const float* x;       // [tokens][width]
   const float* weight;  // [width]
@@ -26,7 +26,8 @@ struct NormArgs {
 };
 void norm(const NormArgs& args, Device device);
 
-// y = W x. The outputs go to up to kDenseRanges arrays: range i takes those below `end` that earlier ranges left.
+// y = W x. The outputs go to up to kDenseRanges arrays: range i takes those below `end` that earlier ranges
+// left.
 enum class Store : uint32_t { bf16, f32, add_f32 };
 struct DenseRange {
   void* y;          // [tokens][stride]
@@ -45,8 +46,9 @@ void dense(const DenseArgs& args, Device device);
 // How many tokens a block of dense() works on at a time: 32, 64 or 128.
 uint32_t dense_tile_tokens(uint32_t outputs, uint32_t tokens, uint32_t processors);
 
-// Equation 20 and the scalar gate of the shared expert. Both factors are pairs of bf16 (high part and rest), so that
-// logits are good to 2^-16 and only true near-ties of the router can fall differently than in float32.
+// Equation 20 and the scalar gate of the shared expert. Both factors are pairs of bf16 (high part and rest),
+// so that logits are good to 2^-16 and only true near-ties of the router can fall differently than in
+// float32.
 struct RouterArgs {
   PackedMatrix router;   // [experts + 1, hidden]: the last row is the shared expert's gate
   const uint16_t* x;     // [tokens][hidden]
@@ -63,8 +65,8 @@ struct RouterArgs {
 LILY_BOTH constexpr uint32_t logits_stride(uint32_t experts) { return experts + 16; }
 void route(const RouterArgs& args, Device device);
 
-// Equations 21 and 22 over the uses that route() found; the sum of a token's nine, in ascending order of the experts
-// and the shared one last, is added to the stream.
+// Equations 21 and 22 over the uses that route() found; the sum of a token's nine, in ascending order of the
+// experts and the shared one last, is added to the stream.
 struct ExpertsArgs {
   PackedMatrix gate_up, down;
   const uint16_t* x;       // [tokens][hidden]
@@ -78,11 +80,16 @@ struct ExpertsArgs {
   uint32_t tokens;
 };
 void experts(const ExpertsArgs& args, Device device);
+// Its stages, in this order.
+void experts_enter(const ExpertsArgs& args, Device device);    // inner
+void experts_leave(const ExpertsArgs& args, Device device);    // outer
+void experts_combine(const ExpertsArgs& args, Device device);  // stream
 // How many uses of one expert a block of experts() works on at a time: 32, 64, 96 or 128.
 uint32_t experts_tile_tokens(uint32_t experts, uint32_t tokens);
 
-// Gated DeltaNet between its two projections (equations 11 to 17) in chunks of kChunk tokens. Chunks begin at multiples
-// of kChunk of a sequence's positions, whatever the pass; a pass that begins inside one works on its rest.
+// Gated DeltaNet between its two projections (equations 11 to 17) in chunks of kChunk tokens. Chunks begin at
+// multiples of kChunk of a sequence's positions, whatever the pass; a pass that begins inside one works on
+// its rest.
 enum : uint32_t { kChunk = 64 };
 LILY_BOTH constexpr uint32_t chunks_of(const Segment& segment) {
   return (segment.position % kChunk + segment.rows + kChunk - 1) / kChunk;
@@ -127,12 +134,12 @@ struct AttentionArgs {
   const Segment* host_segments;
   uint32_t segment_count;
   uint32_t tokens;
-  const float* q_norm;      // [kHeadDim]
-  const float* k_norm;      // [kHeadDim]
-  const float* rotary;      // as in PrefillBatch
-  const uint16_t* mixed;    // [tokens][2 * q_width + 2 * kv_width]: per head q | gate; k; v
-  uint16_t* q;              // [tokens][q_width]: normed and turned
-  uint16_t* out;            // [tokens][q_width]
+  const float* q_norm;    // [kHeadDim]
+  const float* k_norm;    // [kHeadDim]
+  const float* rotary;    // as in PrefillBatch
+  const uint16_t* mixed;  // [tokens][2 * q_width + 2 * kv_width]: per head q | gate; k; v
+  uint16_t* q;            // [tokens][q_width]: normed and turned
+  uint16_t* out;          // [tokens][q_width]
 };
 void attention(const AttentionArgs& args, Device device);
 // Its stages, in this order.

@@ -1,5 +1,5 @@
-// Instructions that the prefill kernels share: asynchronous copies to shared memory, ldmatrix, mma.m16n8k16 and the
-// swizzle. Everything here runs from sm_80 on; what Hopper has beyond it is in prefill_wgmma.cuh.
+// Instructions that the prefill kernels share: asynchronous copies to shared memory, ldmatrix, mma.m16n8k16
+// and the swizzle. Everything here runs from sm_80 on; what Hopper has beyond it is in prefill_wgmma.cuh.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -29,16 +29,16 @@ __device__ __forceinline__ void copy_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(kPending) : "memory");
 }
 
-// Makes this thread's writes to shared memory (ordinary ones and finished cp.async) visible to wgmma; a barrier must
-// follow.
+// Makes this thread's writes to shared memory (ordinary ones and finished cp.async) visible to wgmma; a
+// barrier must follow.
 __device__ __forceinline__ void publish_to_tensor_cores() {
 #if LILY_WGMMA
   asm volatile("fence.proxy.async.shared::cta;\n" ::: "memory");
 #endif
 }
 
-// Where 16-byte chunk `chunk` (0..7) of row `row` lies in a panel of rows of 128 bytes: the 128-byte swizzle of
-// wgmma, free of bank conflicts for ldmatrix too. The panel is aligned to 1024 bytes.
+// Where 16-byte chunk `chunk` (0..7) of row `row` lies in a panel of rows of 128 bytes: the 128-byte swizzle
+// of wgmma, free of bank conflicts for ldmatrix too. The panel is aligned to 1024 bytes.
 __device__ __forceinline__ uint32_t swizzled(uint32_t row, uint32_t chunk) {
   return row * 128 + ((chunk ^ (row & 7)) << 4);
 }

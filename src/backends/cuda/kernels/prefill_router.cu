@@ -1,5 +1,5 @@
-// What stands before the products of prefill: RMS norm, the router with its choice of experts, and the list of the
-// tokens of every expert.
+// What stands before the products of prefill: RMS norm, the router with its choice of experts, and the list
+// of the tokens of every expert.
 #include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/kernels/prefill_mma.cuh"
 #include "backends/cuda/kernels/prefill_weights.cuh"
@@ -23,7 +23,8 @@ __global__ void __launch_bounds__(kNormThreads) norm_kernel(const NormArgs args)
   for (uint32_t i = 0; i < kNormVectors; ++i) {
     const uint32_t index = threadIdx.x + i * kNormThreads;
     value[i] = index < vectors ? x[index] : float4{0, 0, 0, 0};
-    sum += value[i].x * value[i].x + value[i].y * value[i].y + value[i].z * value[i].z + value[i].w * value[i].w;
+    sum +=
+        value[i].x * value[i].x + value[i].y * value[i].y + value[i].z * value[i].z + value[i].w * value[i].w;
   }
   sum = warp_sum(sum);
   if (threadIdx.x % 32 == 0) {
@@ -56,8 +57,8 @@ constexpr uint32_t kRouterStages = 4;
 constexpr uint32_t kPartBytes = kRouterTokens * 128;  // of one stage: high parts or rests
 
 // Both parts of 64 inputs of the block's tokens.
-__device__ __forceinline__ void copy_router_stage(const RouterArgs& args, uint32_t first_token, uint32_t depth,
-                                                  uint32_t shared) {
+__device__ __forceinline__ void copy_router_stage(const RouterArgs& args, uint32_t first_token,
+                                                  uint32_t depth, uint32_t shared) {
   const uint32_t width = args.router.k_tiles * kTileCols;
   const uint32_t to = shared + depth % kRouterStages * (2 * kPartBytes);
 #pragma unroll
@@ -72,8 +73,8 @@ __device__ __forceinline__ void copy_router_stage(const RouterArgs& args, uint32
 }
 
 // sums += (w + dw)(x + dx) without the product of the rests, for 16 inputs and all tokens of the block.
-__device__ __forceinline__ void router_step(float (&sums)[kRouterTokens / 2], const WeightTile<Form::any>& tile,
-                                            uint32_t stage, int step) {
+__device__ __forceinline__ void router_step(float (&sums)[kRouterTokens / 2],
+                                            const WeightTile<Form::any>& tile, uint32_t stage, int step) {
   uint32_t high[4];
   uint32_t rest[4];
 #pragma unroll
@@ -140,7 +141,8 @@ __global__ void __launch_bounds__(kRouterThreads) router_kernel(const RouterArgs
   for (uint32_t i = 0; i < kRouterTokens / 2; ++i) {
     const uint32_t token = first_token + 8 * (i / 4) + lane % 4 * 2 + i % 2;
     if (token < args.tokens) {
-      args.logits[size_t{token} * logits_stride(args.experts) + block * 16 + lane / 4 + i % 4 / 2 * 8] = sums[i];
+      args.logits[size_t{token} * logits_stride(args.experts) + block * 16 + lane / 4 + i % 4 / 2 * 8] =
+          sums[i];
     }
   }
 }
@@ -272,7 +274,8 @@ void norm(const NormArgs& args, Device device) {
 void route(const RouterArgs& args, Device device) {
   const dim3 grid((args.router.row_blocks + 3) / 4, (args.tokens + kRouterTokens - 1) / kRouterTokens);
   router_kernel<<<grid, kRouterThreads, 0, device.queue>>>(args);
-  choose_kernel<<<(args.tokens + kChooseWarps - 1) / kChooseWarps, kChooseWarps * 32, 0, device.queue>>>(args);
+  choose_kernel<<<(args.tokens + kChooseWarps - 1) / kChooseWarps, kChooseWarps * 32, 0, device.queue>>>(
+      args);
   group_kernel<<<args.experts, kGroupThreads, 0, device.queue>>>(args);
 }
 

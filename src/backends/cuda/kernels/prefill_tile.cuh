@@ -1,8 +1,8 @@
-// The product at the heart of prefill: 256 outputs x up to 128 tokens per block of 256 threads. Weights are the A
-// operand: every warp reads the tiles of its own two 16-row blocks straight from global memory and decodes them in
-// registers, so that a code is decoded once per block and never written anywhere. Activations are the B operand: 64
-// inputs of all tokens per stage in shared memory, four stages deep. On sm_90a the product is wgmma, elsewhere
-// mma.sync; accumulators lie the same way in both.
+// The product at the heart of prefill: 256 outputs x up to 128 tokens per block of 256 threads. Weights are
+// the A operand: every warp reads the tiles of its own two 16-row blocks straight from global memory and
+// decodes them in registers, so that a code is decoded once per block and never written anywhere. Activations
+// are the B operand: 64 inputs of all tokens per stage in shared memory, four stages deep. On sm_90a the
+// product is wgmma, elsewhere mma.sync; accumulators lie the same way in both.
 #pragma once
 
 #include <type_traits>
@@ -28,8 +28,8 @@ struct TokenRows {
 
 // The first `count` of kTokens rows come from the row numbers that `row_of(i)` gives; the others are zeros.
 template <int kTokens, typename RowOf>
-__device__ __forceinline__ TokenRows<kTokens> token_rows(const __nv_bfloat16* x, uint32_t width, uint32_t count,
-                                                         const RowOf& row_of) {
+__device__ __forceinline__ TokenRows<kTokens> token_rows(const __nv_bfloat16* x, uint32_t width,
+                                                         uint32_t count, const RowOf& row_of) {
   TokenRows<kTokens> rows;
 #pragma unroll
   for (int i = 0; i < kTokens / 32; ++i) {
@@ -42,8 +42,10 @@ __device__ __forceinline__ TokenRows<kTokens> token_rows(const __nv_bfloat16* x,
 }
 
 template <int kTokens>
-__device__ __forceinline__ void copy_stage(const TokenRows<kTokens>& rows, uint32_t shared, uint32_t depth_tile) {
-  const uint32_t to = shared + (depth_tile % kStages) * (kTokens * 128) + swizzled(threadIdx.x / 8, threadIdx.x % 8);
+__device__ __forceinline__ void copy_stage(const TokenRows<kTokens>& rows, uint32_t shared,
+                                           uint32_t depth_tile) {
+  const uint32_t to =
+      shared + (depth_tile % kStages) * (kTokens * 128) + swizzled(threadIdx.x / 8, threadIdx.x % 8);
 #pragma unroll
   for (int i = 0; i < kTokens / 32; ++i) {
     copy_async(to + i * 4096, rows.source[i] + size_t{depth_tile} * 64, (rows.valid >> i & 1) != 0);
@@ -52,8 +54,8 @@ __device__ __forceinline__ void copy_stage(const TokenRows<kTokens>& rows, uint3
 
 // One step of 16 inputs for both row blocks of a warp.
 template <int kTokens>
-__device__ __forceinline__ void multiply_step(float (&sums)[2][kTokens / 2], const uint32_t (&a)[2][4], uint32_t stage,
-                                              int step) {
+__device__ __forceinline__ void multiply_step(float (&sums)[2][kTokens / 2], const uint32_t (&a)[2][4],
+                                              uint32_t stage, int step) {
 #if LILY_WGMMA
   wgmma_fence();
   const uint64_t b = k_major_descriptor(stage + step * 32);
@@ -78,11 +80,12 @@ __device__ __forceinline__ void multiply_step(float (&sums)[2][kTokens / 2], con
 #endif
 }
 
-// sums += W x over `depth_tiles` tiles of 64 inputs. `weights`: the first tile of this warp's row blocks. A warp
-// group with kActive false only helps to copy. Starts and ends with all shared memory free.
+// sums += W x over `depth_tiles` tiles of 64 inputs. `weights`: the first tile of this warp's row blocks. A
+// warp group with kActive false only helps to copy. Starts and ends with all shared memory free.
 template <int kTokens, Form kForm, bool kActive>
 __device__ __forceinline__ void multiply_loop(float (&sums)[2][kTokens / 2], const RowBlock (&weights)[2],
-                                              uint32_t depth_tiles, const TokenRows<kTokens>& rows, uint32_t shared) {
+                                              uint32_t depth_tiles, const TokenRows<kTokens>& rows,
+                                              uint32_t shared) {
   using Tile = WeightTile<kForm>;
   constexpr uint32_t kAhead = kForm == Form::any ? 1 : kTokens <= 32 ? 3 : 2;  // weight tiles in flight
   Tile ahead[kAhead][2];
@@ -101,8 +104,8 @@ __device__ __forceinline__ void multiply_loop(float (&sums)[2][kTokens / 2], con
     copy_commit();
   }
   for (uint32_t depth = 0; depth < depth_tiles; ++depth) {
-    // Stage `depth` has landed for this thread, after the barrier for all; and all have finished depth - 2, whose
-    // place the next copy takes.
+    // Stage `depth` has landed for this thread, after the barrier for all; and all have finished depth - 2,
+    // whose place the next copy takes.
     copy_wait<kStages - 3>();
     publish_to_tensor_cores();
     __syncthreads();
@@ -141,8 +144,8 @@ __device__ __forceinline__ void multiply_loop(float (&sums)[2][kTokens / 2], con
 
 template <int kTokens, Form kForm>
 __device__ __forceinline__ void multiply(float (&sums)[2][kTokens / 2], const RowBlock (&weights)[2],
-                                         uint32_t depth_tiles, const TokenRows<kTokens>& rows, uint32_t shared,
-                                         bool active) {
+                                         uint32_t depth_tiles, const TokenRows<kTokens>& rows,
+                                         uint32_t shared, bool active) {
   if (active) {
 #pragma unroll
     for (int i = 0; i < kTokens / 2; ++i) {
@@ -155,8 +158,8 @@ __device__ __forceinline__ void multiply(float (&sums)[2][kTokens / 2], const Ro
   }
 }
 
-// Calls store(token, output pair's first row within the 16, value of both) for a 16 x kTokens block of sums, as
-// bf16 pairs of neighbouring outputs: a warp's calls fill 32-byte sectors of rows of outputs.
+// Calls store(token, output pair's first row within the 16, value of both) for a 16 x kTokens block of sums,
+// as bf16 pairs of neighbouring outputs: a warp's calls fill 32-byte sectors of rows of outputs.
 template <int kTokens, typename Store>
 __device__ __forceinline__ void for_each_pair(const float (&sums)[kTokens / 2], const Store& store) {
   const uint32_t lane = threadIdx.x % 32;

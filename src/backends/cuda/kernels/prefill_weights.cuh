@@ -7,8 +7,8 @@
 
 namespace lily::cuda::prefill {
 
-// The two forms of tiles a product kernel is compiled for: `narrow4` is the published checkpoint's (4-bit codes, one
-// bf16 scale and bias per tile and output), `any` takes every form that PackedMatrix has.
+// The two forms of tiles a product kernel is compiled for: `narrow4` is the published checkpoint's (4-bit
+// codes, one bf16 scale and bias per tile and output), `any` takes every form that PackedMatrix has.
 enum class Form { narrow4, any };
 
 __device__ __forceinline__ uint32_t multiply_add_pair(uint32_t a, uint32_t b, uint32_t c) {
