@@ -1,0 +1,115 @@
+// Dense projections for many tokens: y = W x with quantised W (prefill_tile.cuh), one block per 256 outputs
+// and 32, 64 or 128 tokens.
+#include "backends/cuda/kernels/prefill_launch.h"
+#include "backends/cuda/kernels/prefill_tile.cuh"
+
+namespace lily::cuda::prefill {
+namespace {
+
+// One block of 16 outputs and the tokens that its sums are for.
+struct Target {
+  uint32_t row;   // the first output
+  uint32_t rows;  // outputs of the matrix
+  uint32_t first_token;
+  uint32_t count;
+};
+
+template <int kTokens>
+__device__ __forceinline__ void store_sums(const DenseArgs& args, const Target& target,
+                                           const float (&sums)[kTokens / 2]) {
+  uint32_t begin = 0;
+  uint32_t index = 0;
+  while (index + 1 < kDenseRanges && target.row >= args.ranges[index].end) {
+    begin = args.ranges[index].end;
+    ++index;
+  }
+  const DenseRange& range = args.ranges[index];
+  const uint32_t limit = min(range.end, target.rows) - target.row;  // rows that count, if below 16
+  const size_t offset = size_t{target.first_token} * range.stride + target.row - begin;
+  if (range.store == Store::bf16) {
+    uint16_t* y = static_cast<uint16_t*>(range.y) + offset;
+    for_each_pair<kTokens>(sums, [&](uint32_t token, uint32_t row, uint32_t pair) {
+      if (token < target.count && row < limit) {
+        *reinterpret_cast<uint32_t*>(y + size_t{token} * range.stride + row) = pair;
+      }
+    });
+    return;
+  }
+  float* y = static_cast<float*>(range.y) + offset;
+  const bool add = range.store == Store::add_f32;
+  for_each_sum<kTokens>(sums, [&](uint32_t token, uint32_t row, float sum) {
+    if (token < target.count && row < limit) {
+      float* to = y + size_t{token} * range.stride + row;
+      *to = add ? *to + sum : sum;
+    }
+  });
+}
+
+template <int kTokens, Form kForm>
+__global__ void __launch_bounds__(kTileThreads, kTokens <= 32 && kForm == Form::narrow4 ? 2 : 1)
+    dense_kernel(const DenseArgs args) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t warp = threadIdx.x / 32;
+  uint32_t blocks[2];
+  RowBlock weights[2];
+#pragma unroll
+  for (uint32_t m = 0; m < 2; ++m) {
+    blocks[m] = blockIdx.x * kTileBlocks + warp * 2 + m;
+    weights[m] = row_block(args.weights, 0, min(blocks[m], args.weights.row_blocks - 1));
+  }
+  const uint32_t width = args.weights.k_tiles * kTileCols;
+  const uint32_t first_token = blockIdx.y * kTokens;
+  const uint32_t count = min(static_cast<uint32_t>(kTokens), args.tokens - first_token);
+  const auto* x = reinterpret_cast<const __nv_bfloat16*>(args.x) + size_t{first_token} * width;
+  const auto tokens = token_rows<kTokens>(x, width, count, [](uint32_t i) { return i; });
+  const bool active = blockIdx.x * kTileBlocks + warp / 4 * 8 < args.weights.row_blocks;
+  float sums[2][kTokens / 2];
+  multiply<kTokens, kForm>(sums, weights, args.weights.k_tiles, tokens, shared_address(shared), active);
+#pragma unroll
+  for (int m = 0; m < 2; ++m) {
+    if (blocks[m] < args.weights.row_blocks) {
+      store_sums<kTokens>(args, {blocks[m] * kTileRows, args.weights.rows, first_token, count}, sums[m]);
+    }
+  }
+}
+
+template <int kTokens, Form kForm>
+void launch(const DenseArgs& args, Device device) {
+  const dim3 grid((args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks,
+                  (args.tokens + kTokens - 1) / kTokens);
+  constexpr int kShared = tile_shared_bytes(kTokens);
+  cudaFuncSetAttribute(dense_kernel<kTokens, kForm>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  dense_kernel<kTokens, kForm><<<grid, kTileThreads, kShared, device.queue>>>(args);
+}
+
+template <Form kForm>
+void launch_form(const DenseArgs& args, Device device) {
+  switch (dense_tile_tokens(args.weights.rows, args.tokens, device.processors)) {
+    case 32:
+      return launch<32, kForm>(args, device);
+    case 64:
+      return launch<64, kForm>(args, device);
+    default:
+      return launch<128, kForm>(args, device);
+  }
+}
+
+}  // namespace
+
+// The widest tile that still gives nearly every multiprocessor a block.
+uint32_t dense_tile_tokens(uint32_t outputs, uint32_t tokens, uint32_t processors) {
+  const uint32_t blocks = (outputs + kTileOutputs - 1) / kTileOutputs;
+  for (uint32_t tile = 128; tile > 32; tile /= 2) {
+    if (blocks * ((tokens + tile - 1) / tile) >= processors - processors / 16) {
+      return tile;
+    }
+  }
+  return 32;
+}
+
+void dense(const DenseArgs& args, Device device) {
+  const bool narrow4 = args.weights.planes == 1 && args.weights.wide == 0;
+  narrow4 ? launch_form<Form::narrow4>(args, device) : launch_form<Form::any>(args, device);
+}
+
+}  // namespace lily::cuda::prefill
