@@ -105,7 +105,7 @@ std::vector<float> attend(const Pages& pages, const std::vector<uint16_t>& memor
   return out;
 }
 
-class PrefillAttention : public NeedsGpu {
+class CudaPrefillAttention : public NeedsGpu {
  protected:
   struct Inputs {
     explicit Inputs(const Dims& d, uint32_t context) : dims(d) {
@@ -239,7 +239,7 @@ class PrefillAttention : public NeedsGpu {
   }
 };
 
-TEST_F(PrefillAttention, AnyNumberOfTokensOfBothShapes) {
+TEST_F(CudaPrefillAttention, AnyNumberOfTokensOfBothShapes) {
   for (const Shape& shape : {kTiny, kQwen36}) {
     SCOPED_TRACE(shape.name);
     const Inputs inputs(dims_of(shape), 1024);
@@ -256,7 +256,7 @@ TEST_F(PrefillAttention, AnyNumberOfTokensOfBothShapes) {
   }
 }
 
-TEST_F(PrefillAttention, SmallerSharedMemoriesGiveTheSame) {
+TEST_F(CudaPrefillAttention, SmallerSharedMemoriesGiveTheSame) {
   const Inputs inputs(dims_of(kTiny), 1024);
   for (const uint32_t shared_bytes : {163U * 1024, 99U * 1024}) {
     SCOPED_TRACE(shared_bytes);
@@ -267,12 +267,12 @@ TEST_F(PrefillAttention, SmallerSharedMemoriesGiveTheSame) {
   }
 }
 
-TEST_F(PrefillAttention, SegmentsOfSeveralSequences) {
+TEST_F(CudaPrefillAttention, SegmentsOfSeveralSequences) {
   const Inputs inputs(dims_of(kQwen36), 1024);
   run_and_check(inputs, {{0, 20}, {100, 33}, {640, 1}, {63, 64}}, 3);
 }
 
-TEST_F(PrefillAttention, LongContexts) {
+TEST_F(CudaPrefillAttention, LongContexts) {
   const Inputs inputs(dims_of(kQwen36), 262'144);
   run_and_check(inputs, {{20'000, 40}}, 13);
   run_and_check(inputs, {{262'144 - 17, 17}}, 16);

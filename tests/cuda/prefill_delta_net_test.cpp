@@ -275,7 +275,7 @@ std::vector<float> rows_of(const std::vector<float>& all, uint32_t first, uint32
 constexpr double kOutTolerance = 8e-3;
 constexpr double kStateTolerance = 5e-3;
 
-class PrefillDeltaNet : public NeedsGpu {
+class CudaPrefillDeltaNet : public NeedsGpu {
  protected:
   // A pass of one part against the expectation; results before and after the gated norm.
   static void expect_part(const Layer& layer, const Sequence& s, const Rig::Part& part,
@@ -309,7 +309,7 @@ class PrefillDeltaNet : public NeedsGpu {
   }
 };
 
-TEST_F(PrefillDeltaNet, AnyNumberOfTokensOfBothShapes) {
+TEST_F(CudaPrefillDeltaNet, AnyNumberOfTokensOfBothShapes) {
   for (const Shape& shape : {kTiny, kQwen36}) {
     SCOPED_TRACE(shape.name);
     const Layer layer(dims_of(shape));
@@ -337,7 +337,7 @@ TEST_F(PrefillDeltaNet, AnyNumberOfTokensOfBothShapes) {
   }
 }
 
-TEST_F(PrefillDeltaNet, HowAPromptIsCutChangesLittle) {
+TEST_F(CudaPrefillDeltaNet, HowAPromptIsCutChangesLittle) {
   const Layer layer(dims_of(kTiny));
   const std::vector<Sequence> sequences = {make_sequence(layer, 300, 51)};
   for (const std::vector<uint32_t>& cuts : std::vector<std::vector<uint32_t>>{{300},
@@ -362,7 +362,7 @@ TEST_F(PrefillDeltaNet, HowAPromptIsCutChangesLittle) {
   }
 }
 
-TEST_F(PrefillDeltaNet, CompanionsChangeNoBit) {
+TEST_F(CudaPrefillDeltaNet, CompanionsChangeNoBit) {
   const Layer layer(dims_of(kTiny));
   std::vector<Sequence> sequences;
   for (uint32_t i = 0; i < 3; ++i) {

@@ -4,7 +4,7 @@
 namespace lily::cuda::test {
 namespace {
 
-class PrefillDense : public NeedsGpu, public ::testing::WithParamInterface<MatrixOptions> {};
+class CudaPrefillDense : public NeedsGpu, public ::testing::WithParamInterface<MatrixOptions> {};
 
 // What the kernel rounds: the weights to bf16 (the test does too). Sums are float32: sqrt(2048) * 2^-24 and
 // the tensor cores' truncation stay under 1e-5; a weight whose rounding falls the other way adds 2^-9 /
@@ -12,7 +12,7 @@ class PrefillDense : public NeedsGpu, public ::testing::WithParamInterface<Matri
 constexpr double kSumTolerance = 1e-4;
 constexpr double kStoreTolerance = 4e-3;  // the sum rounded to bf16: 2^-8 at most, 2^-9 / sqrt(3) in the mean
 
-TEST_P(PrefillDense, EveryNumberOfTokens) {
+TEST_P(CudaPrefillDense, EveryNumberOfTokens) {
   const MatrixOptions options = GetParam();
   const RandomMatrix matrix(options);
   const Packed packed(matrix);
@@ -31,7 +31,8 @@ TEST_P(PrefillDense, EveryNumberOfTokens) {
     args.ranges[0] = {y.get(), options.rows, options.rows, prefill::Store::add_f32};
     args.x = device_x.get();
     args.tokens = tokens;
-    // Pretending to have few multiprocessors makes the tile wide, many make it narrow.
+    // Pretending to have few multiprocessors makes the tile wide, many make it narrow: not a bit may differ.
+    std::vector<float> first;
     for (const uint32_t processors : {1U, 4U, 100000U}) {
       y.upload(before);
       prefill::Device device = device_;
@@ -39,6 +40,8 @@ TEST_P(PrefillDense, EveryNumberOfTokens) {
       prefill::dense(args, device);
       expect_success();
       std::vector<float> found = y.download();
+      first = first.empty() ? found : first;
+      ASSERT_EQ(found, first) << "processors " << processors;
       for (size_t i = 0; i < found.size(); ++i) {
         found[i] -= before[i];
       }
@@ -51,7 +54,7 @@ TEST_P(PrefillDense, EveryNumberOfTokens) {
 }
 
 INSTANTIATE_TEST_SUITE_P(
-    Forms, PrefillDense,
+    Forms, CudaPrefillDense,
     ::testing::Values(MatrixOptions{.rows = 256, .cols = 1024}, MatrixOptions{.rows = 2048, .cols = 256},
                       MatrixOptions{.rows = 48, .cols = 64}, MatrixOptions{.rows = 400, .cols = 128},
                       MatrixOptions{.rows = 2048, .cols = 4096},
@@ -60,10 +63,10 @@ INSTANTIATE_TEST_SUITE_P(
                       MatrixOptions{
                           .rows = 336, .cols = 512, .bits = 8, .group = 128, .scale_type = DType::f32}));
 
-class PrefillDenseRanges : public NeedsGpu {};
+class CudaPrefillDenseRanges : public NeedsGpu {};
 
 // The projection of a delta-net layer of both shapes: three ranges, the last with a and b.
-TEST_F(PrefillDenseRanges, GoWhereTheyBelong) {
+TEST_F(CudaPrefillDenseRanges, GoWhereTheyBelong) {
   for (const Shape& shape : {kTiny, kQwen36}) {
     SCOPED_TRACE(shape.name);
     const uint32_t channels = shape.conv_channels();
@@ -102,7 +105,7 @@ TEST_F(PrefillDenseRanges, GoWhereTheyBelong) {
   }
 }
 
-TEST_F(PrefillDenseRanges, NormLeavesAHighPartAndARest) {
+TEST_F(CudaPrefillDenseRanges, NormLeavesAHighPartAndARest) {
   for (const uint32_t width : {kTiny.hidden, kQwen36.hidden}) {
     constexpr uint32_t kTokens = 37;
     const std::vector<float> x = random_values(size_t{kTokens} * width, 11, 3.0F);

@@ -11,7 +11,7 @@ struct MoeCase {
   Shape shape;
   uint32_t tokens;
 };
-class PrefillMoe : public NeedsGpu, public ::testing::WithParamInterface<MoeCase> {};
+class CudaPrefillMoe : public NeedsGpu, public ::testing::WithParamInterface<MoeCase> {};
 
 // A layer's experts, as the file and as the device have them.
 struct Experts {
@@ -133,38 +133,81 @@ void expect_routing(const Routed& routed, const std::vector<float>& logits, uint
   }
 }
 
-TEST_P(PrefillMoe, RoutesGroupsAndSums) {
+// A layer's run over random tokens: arrays on the device, filled by run().
+struct MoeRun {
+  MoeRun(const Shape& shape, const std::vector<float>& exact)
+      : tokens(static_cast<uint32_t>(exact.size() / shape.hidden)),
+        high(to_bf16(exact)),
+        x(high),
+        rest(to_bf16(rest_of(exact, high))),
+        logits(size_t{tokens} * prefill::logits_stride(shape.experts)),
+        chosen(size_t{tokens} * kTopK),
+        weights(size_t{tokens} * kUses),
+        counts(shape.experts),
+        uses(size_t{shape.experts} * tokens),
+        bits(std::vector<uint32_t>(8, 0)),
+        inner(size_t{tokens} * kUses * shape.expert_ffn),
+        outer(size_t{tokens} * kUses * shape.hidden),
+        stream(std::vector<float>(exact.size(), 0.25F)) {}
+
+  void run(const Shape& shape, prefill::Device device) {
+    const Experts& layer = experts_of(shape);
+    prefill::route({.router = layer.router[0].get(),
+                    .x = x.get(),
+                    .rest = rest.get(),
+                    .logits = logits.get(),
+                    .chosen = chosen.get(),
+                    .weights = weights.get(),
+                    .counts = counts.get(),
+                    .uses = uses.get(),
+                    .used_bits = bits.get(),
+                    .experts = shape.experts,
+                    .tokens = tokens},
+                   device);
+    expect_success();
+    prefill::experts({.gate_up = layer.gate_up[0].get(),
+                      .down = layer.down[0].get(),
+                      .x = x.get(),
+                      .weights = weights.get(),
+                      .counts = counts.get(),
+                      .uses = uses.get(),
+                      .inner = inner.get(),
+                      .outer = outer.get(),
+                      .stream = stream.get(),
+                      .experts = shape.experts,
+                      .tokens = tokens},
+                     device);
+    expect_success();
+  }
+
+  static std::vector<float> rest_of(const std::vector<float>& exact, const std::vector<uint16_t>& high) {
+    std::vector<float> rests(exact.size());
+    for (size_t i = 0; i < exact.size(); ++i) {
+      rests[i] = exact[i] - bf16_to_float(high[i]);
+    }
+    return rests;
+  }
+
+  uint32_t tokens;
+  std::vector<uint16_t> high;
+  Array<uint16_t> x, rest;
+  Array<float> logits;
+  Array<uint16_t> chosen;
+  Array<float> weights;
+  Array<uint32_t> counts, uses, bits;
+  Array<uint16_t> inner, outer;
+  Array<float> stream;
+};
+
+TEST_P(CudaPrefillMoe, RoutesGroupsAndSums) {
   const Shape shape = GetParam().shape;
   const uint32_t tokens = GetParam().tokens;
   const Experts& layer = experts_of(shape);
   const std::vector<float> exact = random_values(size_t{tokens} * shape.hidden, 21 + tokens);
-  std::vector<uint16_t> high = to_bf16(exact);
-  std::vector<float> rests(exact.size());
-  for (size_t i = 0; i < exact.size(); ++i) {
-    rests[i] = exact[i] - bf16_to_float(high[i]);
-  }
-  const Array<uint16_t> x(high);
-  const Array<uint16_t> rest(to_bf16(rests));
-  const Array<float> logits(size_t{tokens} * prefill::logits_stride(shape.experts));
-  const Array<uint16_t> chosen(size_t{tokens} * kTopK);
-  const Array<float> weights(size_t{tokens} * kUses);
-  const Array<uint32_t> counts(shape.experts);
-  const Array<uint32_t> uses(size_t{shape.experts} * tokens);
-  const Array<uint32_t> bits(std::vector<uint32_t>(8, 0));
-  prefill::route({.router = layer.router[0].get(),
-                  .x = x.get(),
-                  .rest = rest.get(),
-                  .logits = logits.get(),
-                  .chosen = chosen.get(),
-                  .weights = weights.get(),
-                  .counts = counts.get(),
-                  .uses = uses.get(),
-                  .used_bits = bits.get(),
-                  .experts = shape.experts,
-                  .tokens = tokens},
-                 device_);
-  expect_success();
-  const Routed routed{chosen.download(), weights.download(), counts.download(), uses.download()};
+  MoeRun run(shape, exact);
+  run.run(shape, device_);
+  const Routed routed{run.chosen.download(), run.weights.download(), run.counts.download(),
+                      run.uses.download()};
   std::vector<float> router = dequantised(layer.moe.router, true);
   const std::vector<float> shared_gate = dequantised(layer.moe.shared_gate, true);
   router.insert(router.end(), shared_gate.begin(), shared_gate.end());
@@ -172,30 +215,13 @@ TEST_P(PrefillMoe, RoutesGroupsAndSums) {
   if (HasFailure()) {
     return;
   }
-  const std::vector<uint32_t> found_bits = bits.download();
+  const std::vector<uint32_t> found_bits = run.bits.download();
   for (uint32_t expert = 0; expert < shape.experts; ++expert) {
     EXPECT_EQ((found_bits[expert / 32] >> expert % 32 & 1) != 0, routed.counts[expert] != 0);
   }
 
-  const std::vector<float> before = random_values(size_t{tokens} * shape.hidden, 22);
-  const Array<float> stream(before);
-  const Array<uint16_t> inner(size_t{tokens} * kUses * shape.expert_ffn);
-  const Array<uint16_t> outer(size_t{tokens} * kUses * shape.hidden);
-  prefill::experts({.gate_up = layer.gate_up[0].get(),
-                    .down = layer.down[0].get(),
-                    .x = x.get(),
-                    .weights = weights.get(),
-                    .counts = counts.get(),
-                    .uses = uses.get(),
-                    .inner = inner.get(),
-                    .outer = outer.get(),
-                    .stream = stream.get(),
-                    .experts = shape.experts,
-                    .tokens = tokens},
-                   device_);
-  expect_success();
-  std::vector<float> expected_outer(outer.size());
-  const std::vector<float> rows = to_floats(high);
+  std::vector<float> expected_outer(run.outer.size());
+  const std::vector<float> rows = to_floats(run.high);
   parallel(shape.experts + 1, [&](size_t expert) {
     std::vector<uint32_t> of_expert;
     if (expert == shape.experts) {
@@ -212,18 +238,37 @@ TEST_P(PrefillMoe, RoutesGroupsAndSums) {
   });
   // A weight of the kernel may be rounded the other way, an inner value too (2^-9 of it), and the row is
   // stored in bf16.
-  expect_rows(to_floats(outer.download()), expected_outer, shape.hidden, 6e-3);
-  std::vector<float> expected(before.size());
-  std::vector<float> found = stream.download();
+  expect_rows(to_floats(run.outer.download()), expected_outer, shape.hidden, 6e-3);
+  std::vector<float> found = run.stream.download();
+  std::vector<float> expected(found.size());
   for (size_t i = 0; i < found.size(); ++i) {
     const size_t token = i / shape.hidden;
     for (uint32_t slot = 0; slot < kUses; ++slot) {
       expected[i] += routed.weights[token * kUses + slot] *
                      expected_outer[(token * kUses + slot) * shape.hidden + i % shape.hidden];
     }
-    found[i] -= before[i];
+    found[i] -= 0.25F;
   }
   expect_rows(found, expected, shape.hidden, 6e-3);
+}
+
+class CudaPrefillMoeCompany : public NeedsGpu {};
+
+TEST_F(CudaPrefillMoeCompany, ChangesNoBit) {
+  for (const Shape& shape : {kTiny, kQwen36}) {
+    SCOPED_TRACE(shape.name);
+    const std::vector<float> all = random_values(size_t{600} * shape.hidden, 23);
+    MoeRun together(shape, all);
+    together.run(shape, device_);
+    const std::vector<float> expected = together.stream.download();
+    for (const uint32_t tokens : {9U, 70U, 250U}) {
+      const std::vector<float> few(all.begin(), all.begin() + tokens * shape.hidden);
+      MoeRun alone(shape, few);
+      alone.run(shape, device_);
+      const std::vector<float> found = alone.stream.download();
+      EXPECT_TRUE(std::equal(found.begin(), found.end(), expected.begin())) << tokens;
+    }
+  }
 }
 
 std::vector<MoeCase> moe_cases() {
@@ -237,7 +282,7 @@ std::vector<MoeCase> moe_cases() {
   }
   return cases;
 }
-INSTANTIATE_TEST_SUITE_P(Tokens, PrefillMoe, ::testing::ValuesIn(moe_cases()), [](const auto& info) {
+INSTANTIATE_TEST_SUITE_P(Tokens, CudaPrefillMoe, ::testing::ValuesIn(moe_cases()), [](const auto& info) {
   return std::string(info.param.shape.name) + "_" + std::to_string(info.param.tokens);
 });
 

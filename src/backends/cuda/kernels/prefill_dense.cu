@@ -1,5 +1,7 @@
 // Dense projections for many tokens: y = W x with quantised W (prefill_tile.cuh), one block per 256 outputs
 // and 32, 64 or 128 tokens.
+#include <algorithm>
+
 #include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/kernels/prefill_tile.cuh"
 
@@ -45,38 +47,57 @@ __device__ __forceinline__ void store_sums(const DenseArgs& args, const Target& 
   });
 }
 
-template <int kTokens, Form kForm>
-__global__ void __launch_bounds__(kTileThreads, kTokens <= 32 && kForm == Form::narrow4 ? 2 : 1)
-    dense_kernel(const DenseArgs args) {
-  extern __shared__ __align__(1024) uint8_t shared[];
-  const uint32_t warp = threadIdx.x / 32;
-  uint32_t blocks[2];
-  RowBlock weights[2];
-#pragma unroll
-  for (uint32_t m = 0; m < 2; ++m) {
-    blocks[m] = blockIdx.x * kTileBlocks + warp * 2 + m;
-    weights[m] = row_block(args.weights, 0, min(blocks[m], args.weights.row_blocks - 1));
+template <int kTokens>
+struct DenseWork {
+  const DenseArgs& args;
+  const uint16_t* x;
+  uint32_t depth_tiles;
+  uint32_t output_blocks;  // of 256 outputs
+
+  __device__ __forceinline__ uint32_t first_token(uint32_t item) const {
+    return item / output_blocks * kTokens;
   }
-  const uint32_t width = args.weights.k_tiles * kTileCols;
-  const uint32_t first_token = blockIdx.y * kTokens;
-  const uint32_t count = min(static_cast<uint32_t>(kTokens), args.tokens - first_token);
-  const auto* x = reinterpret_cast<const __nv_bfloat16*>(args.x) + size_t{first_token} * width;
-  const auto tokens = token_rows<kTokens>(x, width, count, [](uint32_t i) { return i; });
-  const bool active = blockIdx.x * kTileBlocks + warp / 4 * 8 < args.weights.row_blocks;
-  float sums[2][kTokens / 2];
-  multiply<kTokens, kForm>(sums, weights, args.weights.k_tiles, tokens, shared_address(shared), active);
+  __device__ __forceinline__ uint32_t count(uint32_t item) const {
+    return min(static_cast<uint32_t>(kTokens), args.tokens - first_token(item));
+  }
+  // The first of the warp's two row blocks.
+  __device__ __forceinline__ uint32_t block(uint32_t item) const {
+    return item % output_blocks * kTileBlocks + threadIdx.x / 32 * 2;
+  }
+  __device__ __forceinline__ Operands<kTokens> operands(uint32_t item) const {
+    const uint32_t last = args.weights.row_blocks - 1;
+    const uint32_t first = first_token(item);
+    return {token_rows<kTokens>(depth_tiles * kTileCols, count(item), [&](uint32_t i) { return first + i; }),
+            {row_block(args.weights, 0, min(block(item), last)),
+             row_block(args.weights, 0, min(block(item) + 1, last))}};
+  }
+  __device__ __forceinline__ void store(uint32_t item, const float (&sums)[2][kTokens / 2]) const {
 #pragma unroll
-  for (int m = 0; m < 2; ++m) {
-    if (blocks[m] < args.weights.row_blocks) {
-      store_sums<kTokens>(args, {blocks[m] * kTileRows, args.weights.rows, first_token, count}, sums[m]);
+    for (uint32_t m = 0; m < 2; ++m) {
+      if (block(item) + m < args.weights.row_blocks) {
+        store_sums<kTokens>(
+            args, {(block(item) + m) * kTileRows, args.weights.rows, first_token(item), count(item)},
+            sums[m]);
+      }
     }
   }
+};
+
+template <int kTokens, Form kForm>
+__global__ void __launch_bounds__(kTileThreads, blocks_per_processor(kTokens, kForm))
+    dense_kernel(const DenseArgs args) {
+  extern __shared__ __align__(1024) uint8_t shared[];
+  const uint32_t output_blocks = (args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks;
+  const DenseWork<kTokens> work{args, args.x, args.weights.k_tiles, output_blocks};
+  run_items<kTokens, kForm>(work, output_blocks * ((args.tokens + kTokens - 1) / kTokens),
+                            shared_address(shared));
 }
 
 template <int kTokens, Form kForm>
 void launch(const DenseArgs& args, Device device) {
-  const dim3 grid((args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks,
-                  (args.tokens + kTokens - 1) / kTokens);
+  const uint32_t items =
+      (args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks * ((args.tokens + kTokens - 1) / kTokens);
+  const uint32_t grid = std::min(items, device.processors * blocks_per_processor(kTokens, kForm));
   constexpr int kShared = tile_shared_bytes(kTokens);
   cudaFuncSetAttribute(dense_kernel<kTokens, kForm>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   dense_kernel<kTokens, kForm><<<grid, kTileThreads, kShared, device.queue>>>(args);

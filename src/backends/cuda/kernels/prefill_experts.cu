@@ -136,46 +136,55 @@ __device__ __forceinline__ void store_outer(const ExpertsArgs& args, const Item&
   }
 }
 
-template <int kTokens, Form kForm, bool kDown>
-__device__ __forceinline__ void run_item(const ExpertsArgs& args, const Item& item, uint32_t shared) {
-  const PackedMatrix& matrix = kDown ? args.down : args.gate_up;
-  const uint32_t warp = threadIdx.x / 32;
-  const uint32_t block = item.outputs * kTileBlocks + warp * 2;
-  const RowBlock weights[2] = {row_block(matrix, item.expert, min(block, matrix.row_blocks - 1)),
-                               row_block(matrix, item.expert, min(block + 1, matrix.row_blocks - 1))};
-  const uint32_t width = matrix.k_tiles * kTileCols;
-  const auto* x = reinterpret_cast<const __nv_bfloat16*>(kDown ? args.inner : args.x);
-  const auto tokens = token_rows<kTokens>(x, width, item.count, [&](uint32_t i) {
-    const uint32_t row = use_row(args, item, i);
-    return kDown ? row : row / kUses;
-  });
-  const bool active = item.outputs * kTileBlocks + warp / 4 * 8 < matrix.row_blocks;
-  float sums[2][kTokens / 2];
-  multiply<kTokens, kForm>(sums, weights, matrix.k_tiles, tokens, shared, active);
-  if (!active) {
-    return;
-  }
-  if constexpr (kDown) {
-    store_outer<kTokens>(args, item, block, sums);
-  } else {
-    store_inner<kTokens>(args, item, block, sums);
-  }
-}
+template <int kTokens, bool kDown>
+struct ExpertsWork {
+  const ExpertsArgs& args;
+  const PackedMatrix& matrix;
+  const Schedule& schedule;
+  const uint16_t* x;
+  uint32_t depth_tiles;
+  uint32_t output_blocks;  // of 256 outputs
 
-template <int kMaxTokens, Form kForm, bool kDown>
-__global__ void __launch_bounds__(kTileThreads, kMaxTokens == 32 && kForm == Form::narrow4 ? 2 : 1)
+  __device__ __forceinline__ Item find(uint32_t index) const {
+    return item_at<kTokens>(args, schedule, index, output_blocks);
+  }
+  // The first of the warp's two row blocks.
+  __device__ __forceinline__ static uint32_t block(const Item& item) {
+    return item.outputs * kTileBlocks + threadIdx.x / 32 * 2;
+  }
+  __device__ __forceinline__ Operands<kTokens> operands(uint32_t index) const {
+    const Item item = find(index);
+    const uint32_t last = matrix.row_blocks - 1;
+    const auto rows = token_rows<kTokens>(depth_tiles * kTileCols, item.count, [&](uint32_t i) {
+      const uint32_t row = use_row(args, item, i);
+      return kDown ? row : row / kUses;
+    });
+    return {rows,
+            {row_block(matrix, item.expert, min(block(item), last)),
+             row_block(matrix, item.expert, min(block(item) + 1, last))}};
+  }
+  __device__ __forceinline__ void store(uint32_t index, const float (&sums)[2][kTokens / 2]) const {
+    const Item item = find(index);
+    if constexpr (kDown) {
+      store_outer<kTokens>(args, item, block(item), sums);
+    } else {
+      store_inner<kTokens>(args, item, block(item), sums);
+    }
+  }
+};
+
+template <int kTokens, Form kForm, bool kDown>
+__global__ void __launch_bounds__(kTileThreads, blocks_per_processor(kTokens, kForm))
     experts_kernel(const ExpertsArgs args) {
   extern __shared__ __align__(1024) uint8_t memory[];
   __shared__ Schedule schedule;
-  make_schedule<kMaxTokens>(args, schedule);
-  const uint32_t shared = shared_address(memory);
+  make_schedule<kTokens>(args, schedule);
   const PackedMatrix& matrix = kDown ? args.down : args.gate_up;
   const uint32_t output_blocks = (matrix.row_blocks + kTileBlocks - 1) / kTileBlocks;
-  const uint32_t items = (tiles_of<kMaxTokens>(args.tokens) + schedule.before[args.experts]) * output_blocks;
-  for (uint32_t index = blockIdx.x; index < items; index += gridDim.x) {
-    const Item item = item_at<kMaxTokens>(args, schedule, index, output_blocks);
-    run_item<kMaxTokens, kForm, kDown>(args, item, shared);
-  }
+  const uint32_t items = (tiles_of<kTokens>(args.tokens) + schedule.before[args.experts]) * output_blocks;
+  const ExpertsWork<kTokens, kDown> work{args,           matrix,       schedule, kDown ? args.inner : args.x,
+                                         matrix.k_tiles, output_blocks};
+  run_items<kTokens, kForm>(work, items, shared_address(memory));
 }
 
 // stream += sum of the nine weighted rows of a token, in the order of the slots; eight values a thread.
@@ -219,10 +228,10 @@ __global__ void __launch_bounds__(256) combine_kernel(const ExpertsArgs args) {
 template <int kMaxTokens, Form kForm, bool kDown>
 void launch(const ExpertsArgs& args, Device device) {
   constexpr int kShared = tile_shared_bytes(kMaxTokens);
-  constexpr uint32_t kPerProcessor = kMaxTokens == 32 && kForm == Form::narrow4 ? 2 : 1;
   const auto kernel = experts_kernel<kMaxTokens, kForm, kDown>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  kernel<<<device.processors * kPerProcessor, kTileThreads, kShared, device.queue>>>(args);
+  kernel<<<device.processors * blocks_per_processor(kMaxTokens, kForm), kTileThreads, kShared,
+           device.queue>>>(args);
 }
 
 template <bool kDown>

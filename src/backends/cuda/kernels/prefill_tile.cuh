@@ -5,8 +5,6 @@
 // product is wgmma, elsewhere mma.sync; accumulators lie the same way in both.
 #pragma once
 
-#include <type_traits>
-
 #include "backends/cuda/kernels/prefill_mma.cuh"
 #include "backends/cuda/kernels/prefill_weights.cuh"
 
@@ -19,36 +17,41 @@ constexpr int kStages = 4;
 // Shared memory of a block that works on up to `tokens` tokens at a time.
 constexpr int tile_shared_bytes(int tokens) { return kStages * tokens * 128; }
 
+// Blocks at a time on a multiprocessor: two where their registers allow it.
+constexpr int blocks_per_processor(int tokens, Form form) {
+  return tokens <= 32 && form == Form::narrow4 ? 2 : 1;
+}
+
 // What a thread copies of the tokens' rows: chunk (thread % 8) of rows thread / 8 + 32 i.
 template <int kTokens>
 struct TokenRows {
-  const __nv_bfloat16* source[kTokens / 32];
-  uint32_t valid = 0;  // bit i: source[i] is a token, not padding
+  uint32_t source[kTokens / 32];  // in chunks of eight values from the start of the activations
+  uint32_t valid;                 // bit i: source[i] is a token, not padding
 };
 
-// The first `count` of kTokens rows come from the row numbers that `row_of(i)` gives; the others are zeros.
+// The first `count` of kTokens rows are those whose numbers `row_of(i)` gives; the others are zeros.
 template <int kTokens, typename RowOf>
-__device__ __forceinline__ TokenRows<kTokens> token_rows(const __nv_bfloat16* x, uint32_t width,
-                                                         uint32_t count, const RowOf& row_of) {
+__device__ __forceinline__ TokenRows<kTokens> token_rows(uint32_t width, uint32_t count,
+                                                         const RowOf& row_of) {
   TokenRows<kTokens> rows;
+  rows.valid = 0;
 #pragma unroll
   for (int i = 0; i < kTokens / 32; ++i) {
     const uint32_t index = threadIdx.x / 8 + 32 * i;
     const bool valid = index < count;
     rows.valid |= (valid ? 1U : 0U) << i;
-    rows.source[i] = x + (valid ? size_t{row_of(index)} * width : 0) + (threadIdx.x % 8) * 8;
+    rows.source[i] = (valid ? row_of(index) * (width / 8) : 0) + threadIdx.x % 8;
   }
   return rows;
 }
 
 template <int kTokens>
-__device__ __forceinline__ void copy_stage(const TokenRows<kTokens>& rows, uint32_t shared,
-                                           uint32_t depth_tile) {
-  const uint32_t to =
-      shared + (depth_tile % kStages) * (kTokens * 128) + swizzled(threadIdx.x / 8, threadIdx.x % 8);
+__device__ __forceinline__ void copy_stage(const TokenRows<kTokens>& rows, const uint16_t* x, uint32_t stage,
+                                           uint32_t depth) {
+  const uint32_t to = stage + swizzled(threadIdx.x / 8, threadIdx.x % 8);
 #pragma unroll
   for (int i = 0; i < kTokens / 32; ++i) {
-    copy_async(to + i * 4096, rows.source[i] + size_t{depth_tile} * 64, (rows.valid >> i & 1) != 0);
+    copy_async(to + i * 4096, x + size_t{rows.source[i] + depth * 8} * 8, (rows.valid >> i & 1) != 0);
   }
 }
 
@@ -80,82 +83,119 @@ __device__ __forceinline__ void multiply_step(float (&sums)[2][kTokens / 2], con
 #endif
 }
 
-// sums += W x over `depth_tiles` tiles of 64 inputs. `weights`: the first tile of this warp's row blocks. A
-// warp group with kActive false only helps to copy. Starts and ends with all shared memory free.
-template <int kTokens, Form kForm, bool kActive>
-__device__ __forceinline__ void multiply_loop(float (&sums)[2][kTokens / 2], const RowBlock (&weights)[2],
-                                              uint32_t depth_tiles, const TokenRows<kTokens>& rows,
-                                              uint32_t shared) {
-  using Tile = WeightTile<kForm>;
-  constexpr uint32_t kAhead = kForm == Form::any ? 1 : kTokens <= 32 ? 3 : 2;  // weight tiles in flight
-  Tile ahead[kAhead][2];
+// One tile of 64 inputs: the weights of both row blocks times stage `depth` of the tokens.
+template <int kTokens, Form kForm>
+__device__ __forceinline__ void multiply_tile(float (&sums)[2][kTokens / 2],
+                                              const WeightTile<kForm> (&tiles)[2], uint32_t stage) {
+  uint32_t a[2][2][4];  // two steps: one is decoded while wgmma reads the other
 #pragma unroll
-  for (uint32_t i = 0; i < kAhead; ++i) {
-    if constexpr (kActive) {
-      ahead[i][0].load(weights[0], min(i, depth_tiles - 1));
-      ahead[i][1].load(weights[1], min(i, depth_tiles - 1));
-    }
+  for (int step = 0; step < 4; ++step) {
+    tiles[0].decode(step, a[step % 2][0]);
+    tiles[1].decode(step, a[step % 2][1]);
+    multiply_step<kTokens>(sums, a[step % 2], stage, step);
   }
-#pragma unroll
-  for (uint32_t i = 0; i < kStages - 2; ++i) {
-    if (i < depth_tiles) {
-      copy_stage<kTokens>(rows, shared, i);
-    }
-    copy_commit();
-  }
-  for (uint32_t depth = 0; depth < depth_tiles; ++depth) {
-    // Stage `depth` has landed for this thread, after the barrier for all; and all have finished depth - 2,
-    // whose place the next copy takes.
-    copy_wait<kStages - 3>();
-    publish_to_tensor_cores();
-    __syncthreads();
-    if (depth + kStages - 2 < depth_tiles) {
-      copy_stage<kTokens>(rows, shared, depth + kStages - 2);
-    }
-    copy_commit();
-    if constexpr (kActive) {
-      const Tile now[2] = {ahead[0][0], ahead[0][1]};
-#pragma unroll
-      for (uint32_t i = 0; i + 1 < kAhead; ++i) {
-        ahead[i][0] = ahead[i + 1][0];
-        ahead[i][1] = ahead[i + 1][1];
-      }
-      const uint32_t next = min(depth + kAhead, depth_tiles - 1);
-      ahead[kAhead - 1][0].load(weights[0], next);
-      ahead[kAhead - 1][1].load(weights[1], next);
-      const uint32_t stage = shared + (depth % kStages) * (kTokens * 128);
-      uint32_t a[2][2][4];
-#pragma unroll
-      for (int step = 0; step < 4; ++step) {
-        now[0].decode(step, a[step % 2][0]);
-        now[1].decode(step, a[step % 2][1]);
-        multiply_step<kTokens>(sums, a[step % 2], stage, step);
-      }
-    }
-  }
-#if LILY_WGMMA
-  if constexpr (kActive) {
-    wgmma_wait<0>();
-  }
-#endif
-  copy_wait<0>();
-  __syncthreads();
 }
 
+// What a block multiplies at once: its tokens and, for each warp, the weights of its two row blocks.
+template <int kTokens>
+struct Operands {
+  TokenRows<kTokens> rows;
+  RowBlock weights[2];
+};
+
+// Weight tiles on their way from memory. Their registers are named by constants (loops over the slots are
+// unrolled): a tile that moved from one register to another would have to have arrived first.
 template <int kTokens, Form kForm>
-__device__ __forceinline__ void multiply(float (&sums)[2][kTokens / 2], const RowBlock (&weights)[2],
-                                         uint32_t depth_tiles, const TokenRows<kTokens>& rows,
-                                         uint32_t shared, bool active) {
-  if (active) {
-#pragma unroll
-    for (int i = 0; i < kTokens / 2; ++i) {
-      sums[0][i] = 0;
-      sums[1][i] = 0;
-    }
-    multiply_loop<kTokens, kForm, true>(sums, weights, depth_tiles, rows, shared);
-  } else {
-    multiply_loop<kTokens, kForm, false>(sums, weights, depth_tiles, rows, shared);
+struct TilesAhead {
+  static constexpr uint32_t kCount = kForm == Form::any ? 1 : kTokens <= 96 ? 4 : 2;
+  WeightTile<kForm> tile[kCount][2];
+
+  __device__ __forceinline__ void load(uint32_t slot, const Operands<kTokens>& operands, uint32_t depth) {
+    tile[slot][0].load(operands.weights[0], depth);
+    tile[slot][1].load(operands.weights[1], depth);
   }
+};
+
+// Works through items blockIdx.x, + gridDim.x, ... below `items`. Work has
+//   x, depth_tiles          the activations, and tiles of 64 inputs of a row of weights
+//   operands(item)          -> Operands<kTokens>
+//   store(item, sums)       takes W x of this warp's row blocks
+// An item's first tokens and weights are on their way while the item before is still at work.
+template <int kTokens, Form kForm, typename Work>
+__device__ __forceinline__ void run_items(const Work& work, uint32_t items, uint32_t shared) {
+  using Ahead = TilesAhead<kTokens, kForm>;
+  constexpr uint32_t kStageBytes = kTokens * 128;
+  const uint32_t depth_tiles = work.depth_tiles;
+  // Whether slots and stages of one item follow on those of the item before.
+  const bool follows = depth_tiles % Ahead::kCount == 0 && depth_tiles >= kStages - 2;
+  if (blockIdx.x >= items) {
+    return;
+  }
+  Operands<kTokens> now = work.operands(blockIdx.x);
+  Ahead ahead;
+  uint32_t turn = 0;  // tiles of depth since the start
+  const auto begin = [&] {
+#pragma unroll
+    for (uint32_t i = 0; i < Ahead::kCount; ++i) {
+      ahead.load(i, now, min(i, depth_tiles - 1));
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kStages - 2; ++i) {
+      if (i < depth_tiles) {
+        copy_stage<kTokens>(now.rows, work.x, shared + (turn + i) % kStages * kStageBytes, i);
+      }
+      copy_commit();
+    }
+  };
+  begin();
+  for (uint32_t item = blockIdx.x;;) {
+    const bool more = item + gridDim.x < items;
+    const bool next_follows = more && follows;
+    const Operands<kTokens> next = more ? work.operands(item + gridDim.x) : now;
+    float sums[2][kTokens / 2] = {};
+    for (uint32_t first = 0; first < depth_tiles; first += Ahead::kCount) {
+#pragma unroll
+      for (uint32_t slot = 0; slot < Ahead::kCount; ++slot, ++turn) {
+        const uint32_t depth = first + slot;
+        if (depth >= depth_tiles) {
+          break;
+        }
+        // Stage `turn` has landed for this thread, after the barrier for all; and all have finished turn - 2,
+        // whose place the next copy takes.
+        copy_wait<kStages - 3>();
+        publish_to_tensor_cores();
+        __syncthreads();
+        const uint32_t to = shared + (turn + kStages - 2) % kStages * kStageBytes;
+        if (depth + kStages - 2 < depth_tiles) {
+          copy_stage<kTokens>(now.rows, work.x, to, depth + kStages - 2);
+        } else if (next_follows) {
+          copy_stage<kTokens>(next.rows, work.x, to, depth + kStages - 2 - depth_tiles);
+        }
+        copy_commit();
+        multiply_tile<kTokens, kForm>(sums, ahead.tile[slot], shared + turn % kStages * kStageBytes);
+        if (depth + Ahead::kCount < depth_tiles) {
+          ahead.load(slot, now, depth + Ahead::kCount);
+        } else if (next_follows) {
+          ahead.load(slot, next, depth + Ahead::kCount - depth_tiles);
+        }
+      }
+    }
+#if LILY_WGMMA
+    wgmma_wait<0>();
+#endif
+    work.store(item, sums);
+    if (!more) {
+      break;
+    }
+    item += gridDim.x;
+    now = next;
+    if (!follows) {
+      copy_wait<0>();
+      __syncthreads();
+      begin();
+    }
+  }
+  copy_wait<0>();
 }
 
 // Calls store(token, output pair's first row within the 16, value of both) for a 16 x kTokens block of sums,

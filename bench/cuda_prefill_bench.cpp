@@ -1,7 +1,7 @@
 // Time of every prefill kernel of the CUDA backend at the full shape, on random weights: one line a kernel
 // with its share of what limits it, then the time of 40 layers and the tokens per second that follow from it.
 //
-// Usage: bench_cuda_prefill [ROWS ...] [@POSITION]     default: 512 2048 8192 @0
+// Usage: cuda_prefill_bench [ROWS ...] [@POSITION]     default: 512 2048 8192 @0
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
