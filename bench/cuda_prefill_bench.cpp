@@ -142,8 +142,11 @@ class Pass {
     const Dims& d = model.dims;
     const uint32_t context = position + rows;
     const uint32_t pages = (context + kPageTokens - 1) / kPageTokens;
-    auto* memory =
-        reinterpret_cast<uint16_t*>(random_floats(size_t{pages} * page_elements(d) / 2, 9, 1e-3F, 1.0F));
+    std::vector<uint16_t> values(size_t{pages} * page_elements(d));
+    for (size_t i = 0; i < values.size(); ++i) {  // bf16 of both signs, 0.5 to 2
+      values[i] = static_cast<uint16_t>(0x3F00U + (mix(i) & 0x80FFU));
+    }
+    uint16_t* const memory = upload(values);
     std::vector<uint16_t*> table;
     for (uint32_t i = 0; i < pages; ++i) {
       table.push_back(memory + i * page_elements(d));

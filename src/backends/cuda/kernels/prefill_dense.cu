@@ -16,6 +16,33 @@ struct Target {
   uint32_t count;
 };
 
+// Adds sums to y, [tokens][stride]. Values are read in groups before the first is written: one at a time each
+// would wait for memory.
+template <int kTokens>
+__device__ __forceinline__ void add_sums(float* y, uint32_t stride, uint32_t count, uint32_t limit,
+                                         const float (&sums)[kTokens / 2]) {
+  constexpr int kGroup = 16;
+  const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+  for (int first = 0; first < kTokens / 2; first += kGroup) {
+    float before[kGroup];
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const uint32_t token = 8 * ((first + i) / 4) + lane % 4 * 2 + i % 2;
+      const uint32_t row = lane / 4 + i % 4 / 2 * 8;
+      before[i] = token < count && row < limit ? y[size_t{token} * stride + row] : 0;
+    }
+#pragma unroll
+    for (int i = 0; i < kGroup; ++i) {
+      const uint32_t token = 8 * ((first + i) / 4) + lane % 4 * 2 + i % 2;
+      const uint32_t row = lane / 4 + i % 4 / 2 * 8;
+      if (token < count && row < limit) {
+        y[size_t{token} * stride + row] = before[i] + sums[first + i];
+      }
+    }
+  }
+}
+
 template <int kTokens>
 __device__ __forceinline__ void store_sums(const DenseArgs& args, const Target& target,
                                            const float (&sums)[kTokens / 2]) {
@@ -38,11 +65,13 @@ __device__ __forceinline__ void store_sums(const DenseArgs& args, const Target& 
     return;
   }
   float* y = static_cast<float*>(range.y) + offset;
-  const bool add = range.store == Store::add_f32;
+  if (range.store == Store::add_f32) {
+    add_sums<kTokens>(y, range.stride, target.count, limit, sums);
+    return;
+  }
   for_each_sum<kTokens>(sums, [&](uint32_t token, uint32_t row, float sum) {
     if (token < target.count && row < limit) {
-      float* to = y + size_t{token} * range.stride + row;
-      *to = add ? *to + sum : sum;
+      y[size_t{token} * range.stride + row] = sum;
     }
   });
 }

@@ -89,18 +89,30 @@ __device__ __forceinline__ uint32_t use_row(const ExpertsArgs& args, const Item&
                                      : __ldg(args.uses + size_t{item.expert} * args.tokens + use);
 }
 
+// The rows that this lane stores to, all read before the first store.
+constexpr uint32_t kNoRow = 0xFFFFFFFFU;
+template <int kTokens>
+__device__ __forceinline__ void find_rows(const ExpertsArgs& args, const Item& item,
+                                          uint32_t (&rows)[kTokens / 8]) {
+#pragma unroll
+  for (int j = 0; j < kTokens / 8; ++j) {
+    const uint32_t token = 8 * j + threadIdx.x % 32 / 4;
+    rows[j] = token < item.count ? use_row(args, item, token) : kNoRow;
+  }
+}
+
 // Rows of gate and up alternate in eights: a lane has both of a unit, for the same tokens.
 template <int kTokens>
 __device__ __forceinline__ void store_inner(const ExpertsArgs& args, const Item& item, uint32_t block,
                                             const float (&sums)[2][kTokens / 2]) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t width = args.down.k_tiles * kTileCols;
+  uint32_t rows[kTokens / 8];
+  find_rows<kTokens>(args, item, rows);
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j) {
-    const uint32_t token = 8 * j + lane / 4;
-    const bool valid = token < item.count;
-    uint16_t* to =
-        args.inner + size_t{valid ? use_row(args, item, token) : 0} * width + block * 8 + lane % 4 * 2;
+    const bool valid = rows[j] != kNoRow;
+    uint16_t* to = args.inner + size_t{valid ? rows[j] : 0} * width + block * 8 + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const float* sum = &sums[m][4 * j];
@@ -117,12 +129,12 @@ __device__ __forceinline__ void store_outer(const ExpertsArgs& args, const Item&
                                             const float (&sums)[2][kTokens / 2]) {
   const uint32_t lane = threadIdx.x % 32;
   const uint32_t width = args.gate_up.k_tiles * kTileCols;
+  uint32_t rows[kTokens / 8];
+  find_rows<kTokens>(args, item, rows);
 #pragma unroll
   for (int j = 0; j < kTokens / 8; ++j) {
-    const uint32_t token = 8 * j + lane / 4;
-    const bool valid = token < item.count;
-    uint16_t* to =
-        args.outer + size_t{valid ? use_row(args, item, token) : 0} * width + block * 16 + lane % 4 * 2;
+    const bool valid = rows[j] != kNoRow;
+    uint16_t* to = args.outer + size_t{valid ? rows[j] : 0} * width + block * 16 + lane % 4 * 2;
 #pragma unroll
     for (int m = 0; m < 2; ++m) {
       const float* sum = &sums[m][4 * j];

@@ -1,7 +1,7 @@
 // The product at the heart of prefill: 256 outputs x up to 128 tokens per block of 256 threads. Weights are
 // the A operand: every warp reads the tiles of its own two 16-row blocks straight from global memory and
 // decodes them in registers, so that a code is decoded once per block and never written anywhere. Activations
-// are the B operand: 64 inputs of all tokens per stage in shared memory, four stages deep. On sm_90a the
+// are the B operand: 64 inputs of all tokens per stage in shared memory, several stages deep. On sm_90a the
 // product is wgmma, elsewhere mma.sync; accumulators lie the same way in both.
 #pragma once
 
@@ -13,9 +13,10 @@ namespace lily::cuda::prefill {
 constexpr int kTileThreads = 256;
 constexpr int kTileOutputs = 256;
 constexpr int kTileBlocks = kTileOutputs / 16;  // of rows; warp w has blocks 2 w and 2 w + 1
-constexpr int kStages = 4;
+// Stages of tokens in shared memory: all that leaves a block on a multiprocessor of 99 KiB.
+constexpr uint32_t stages_of(int tokens) { return tokens <= 96 ? 8 : 4; }
 // Shared memory of a block that works on up to `tokens` tokens at a time.
-constexpr int tile_shared_bytes(int tokens) { return kStages * tokens * 128; }
+constexpr int tile_shared_bytes(int tokens) { return static_cast<int>(stages_of(tokens)) * tokens * 128; }
 
 // Blocks at a time on a multiprocessor: two where their registers allow it.
 constexpr int blocks_per_processor(int tokens, Form form) {
@@ -83,19 +84,6 @@ __device__ __forceinline__ void multiply_step(float (&sums)[2][kTokens / 2], con
 #endif
 }
 
-// One tile of 64 inputs: the weights of both row blocks times stage `depth` of the tokens.
-template <int kTokens, Form kForm>
-__device__ __forceinline__ void multiply_tile(float (&sums)[2][kTokens / 2],
-                                              const WeightTile<kForm> (&tiles)[2], uint32_t stage) {
-  uint32_t a[2][2][4];  // two steps: one is decoded while wgmma reads the other
-#pragma unroll
-  for (int step = 0; step < 4; ++step) {
-    tiles[0].decode(step, a[step % 2][0]);
-    tiles[1].decode(step, a[step % 2][1]);
-    multiply_step<kTokens>(sums, a[step % 2], stage, step);
-  }
-}
-
 // What a block multiplies at once: its tokens and, for each warp, the weights of its two row blocks.
 template <int kTokens>
 struct Operands {
@@ -114,6 +102,11 @@ struct TilesAhead {
     tile[slot][0].load(operands.weights[0], depth);
     tile[slot][1].load(operands.weights[1], depth);
   }
+  // Fragments of both row blocks for 16 inputs.
+  __device__ __forceinline__ void decode(uint32_t slot, int step, uint32_t (&a)[2][4]) const {
+    tile[slot][0].decode(step, a[0]);
+    tile[slot][1].decode(step, a[1]);
+  }
 };
 
 // Works through items blockIdx.x, + gridDim.x, ... below `items`. Work has
@@ -124,6 +117,7 @@ struct TilesAhead {
 template <int kTokens, Form kForm, typename Work>
 __device__ __forceinline__ void run_items(const Work& work, uint32_t items, uint32_t shared) {
   using Ahead = TilesAhead<kTokens, kForm>;
+  constexpr uint32_t kStages = stages_of(kTokens);
   constexpr uint32_t kStageBytes = kTokens * 128;
   const uint32_t depth_tiles = work.depth_tiles;
   // Whether slots and stages of one item follow on those of the item before.
@@ -160,11 +154,15 @@ __device__ __forceinline__ void run_items(const Work& work, uint32_t items, uint
         if (depth >= depth_tiles) {
           break;
         }
+        const uint32_t stage = shared + turn % kStages * kStageBytes;
+        uint32_t a[2][2][4];  // two steps: one is decoded while wgmma reads the other
+        ahead.decode(slot, 0, a[0]);
         // Stage `turn` has landed for this thread, after the barrier for all; and all have finished turn - 2,
         // whose place the next copy takes.
         copy_wait<kStages - 3>();
         publish_to_tensor_cores();
         __syncthreads();
+        multiply_step<kTokens>(sums, a[0], stage, 0);
         const uint32_t to = shared + (turn + kStages - 2) % kStages * kStageBytes;
         if (depth + kStages - 2 < depth_tiles) {
           copy_stage<kTokens>(now.rows, work.x, to, depth + kStages - 2);
@@ -172,12 +170,17 @@ __device__ __forceinline__ void run_items(const Work& work, uint32_t items, uint
           copy_stage<kTokens>(next.rows, work.x, to, depth + kStages - 2 - depth_tiles);
         }
         copy_commit();
-        multiply_tile<kTokens, kForm>(sums, ahead.tile[slot], shared + turn % kStages * kStageBytes);
+        ahead.decode(slot, 1, a[1]);
+        multiply_step<kTokens>(sums, a[1], stage, 1);
+        ahead.decode(slot, 2, a[0]);
+        multiply_step<kTokens>(sums, a[0], stage, 2);
+        ahead.decode(slot, 3, a[1]);
         if (depth + Ahead::kCount < depth_tiles) {
           ahead.load(slot, now, depth + Ahead::kCount);
         } else if (next_follows) {
           ahead.load(slot, next, depth + Ahead::kCount - depth_tiles);
         }
+        multiply_step<kTokens>(sums, a[1], stage, 3);
       }
     }
 #if LILY_WGMMA
