@@ -11,6 +11,7 @@ serve: build
 	@tools/serve.sh $(BUILD) "$(MODEL)" $(SERVE_ARGS)
 
 test: build
+	@tools/setup.sh browser || echo "test: chromium could not be installed: the tests of the page will be skipped" >&2
 	tools/test_venv.sh $(BUILD)/venv
 	ctest --test-dir $(BUILD) --output-on-failure -j $(JOBS)
 

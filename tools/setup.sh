@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Installs what lily needs on Debian 12 or Ubuntu 24.04. Does nothing when all is there.
+# setup.sh [browser]: installs what lily needs on Debian 12 or Ubuntu 24.04, or the browser in which the tests try the page.
+# Does nothing when all is there.
 set -euo pipefail
 
 . /etc/os-release
@@ -11,6 +12,16 @@ esac
 packages=(g++ cmake ninja-build ccache make curl python3 python3-venv
   "libboost${boost}-dev" "libboost-json${boost}-dev" libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
+
+if [ "${1:-}" = browser ]; then
+  # Ubuntu's package of this name is a snap, which the driver cannot start.
+  if [ "$ID" != debian ]; then
+    command -v chromium >/dev/null && command -v chromedriver >/dev/null ||
+      echo "setup: no package of chromium and chromedriver here: the tests of the page will be skipped" >&2
+    exit 0
+  fi
+  packages=(chromium chromium-driver)
+fi
 
 missing=()
 for package in "${packages[@]}"; do

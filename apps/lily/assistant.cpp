@@ -10,6 +10,7 @@
 
 #include "apps/lily/commands.h"
 #include "apps/lily/progress.h"
+#include "apps/lily/tools_file.h"
 #include "server/jobs.h"
 
 namespace lily::app {
@@ -64,6 +65,28 @@ ChatRequest AnswerOptions::request(Conversation conversation) const {
   return request;
 }
 
+Result<void> AnswerOptions::read_tools_into(ChatRequest& request) const {
+  if (tools.empty()) {
+    return {};
+  }
+  LILY_TRY(request.conversation.tools, read_tools(tools));
+  request.tools = std::make_shared<const ToolSchemas>(request.conversation.tools);
+  return {};
+}
+
+void Answer::add(const Delta& delta) {
+  reasoning += delta.reasoning;
+  content += delta.content;
+  if (!delta.call) {
+    return;
+  }
+  if (!delta.call->name.empty()) {
+    calls.push_back({delta.call->name, {}, false});
+  }
+  calls.back().arguments += delta.call->arguments;
+  calls.back().complete = delta.call->complete;
+}
+
 void add_answer_options(CLI::App& app, AnswerOptions& options) {
   app.add_flag("--no-think", options.no_think, "answer without thinking first");
   app.add_flag("--show-thinking", options.show_thinking,
@@ -85,6 +108,8 @@ void add_answer_options(CLI::App& app, AnswerOptions& options) {
   app.add_option("--repetition-penalty", options.repetition_penalty, "divides tokens of prompt and answer")
       ->check(number_from(0.01, 100.0));
   app.add_option("--seed", options.seed, "the same seed gives the same answer; absent = random");
+  app.add_option("--tools", options.tools,
+                 "JSON file with tools that the model may call, as the API's field 'tools'");
   app.add_option("--stop", options.stop, "ends the answer where this text would come; may be repeated")
       ->expected(1)
       ->take_all();
@@ -109,6 +134,29 @@ void AnswerWriter::put(std::string_view text) {
   line_open_ = text.empty() ? line_open_ : text.back() != '\n';
 }
 
+// A call is written as one reads it: name and the JSON of its arguments, on a line of its own.
+void AnswerWriter::write_call(const ToolCallDelta& call) {
+  if (!call.name.empty()) {
+    end_thinking();
+    if (line_open_) {
+      put("\n");
+    }
+    put(call.name);
+    put("(");
+  }
+  put(call.arguments);
+  if (call.complete) {
+    put(")\n");
+  }
+}
+
+void AnswerWriter::end_thinking() {
+  if (dim_) {
+    std::fputs(terminal_ ? "\033[0m\n\n" : "\n\n", stdout);
+    dim_ = line_open_ = false;
+  }
+}
+
 void AnswerWriter::write(const Delta& delta) {
   if (!delta.reasoning.empty() && thinking_) {
     if (terminal_ && !dim_) {
@@ -118,11 +166,11 @@ void AnswerWriter::write(const Delta& delta) {
     put(delta.reasoning);
   }
   if (!delta.content.empty()) {
-    if (dim_) {
-      std::fputs(terminal_ ? "\033[0m\n\n" : "\n\n", stdout);
-      dim_ = false;
-    }
+    end_thinking();
     put(delta.content);
+  }
+  if (delta.call) {
+    write_call(*delta.call);
   }
   std::fflush(stdout);
 }
@@ -142,7 +190,8 @@ Result<std::unique_ptr<Assistant>> Assistant::load(const std::string& model, con
   LILY_TRY(LoadedModel loaded, load_model(model, options, /*with_tokenizer=*/true));
   std::unique_ptr<Assistant> assistant(new Assistant(std::move(loaded)));
   LoadedModel& own = assistant->model_;
-  LILY_TRY(assistant->engine_, Engine::create(std::move(own.backend), own.plan, *own.tokenizer, {}));
+  const EngineOptions keeping{.cache_bytes = default_cache_bytes(own)};
+  LILY_TRY(assistant->engine_, Engine::create(std::move(own.backend), own.plan, *own.tokenizer, keeping));
   return assistant;
 }
 
@@ -186,8 +235,7 @@ Result<Answer> Assistant::ask(GenerationRequest request, const Interrupts& inter
       reading = false;
     }
     if (const auto* delta = std::get_if<Delta>(&*event)) {
-      answer.reasoning += delta->reasoning;
-      answer.content += delta->content;
+      answer.add(*delta);
       if (writer != nullptr) {
         writer->write(*delta);
         if (std::ferror(stdout) != 0) {  // nobody reads the rest
@@ -209,8 +257,6 @@ Result<Answer> Assistant::ask(GenerationRequest request, const Interrupts& inter
   }
   return answer;
 }
-
-std::string_view to_string(FinishReason reason) { return reason == FinishReason::stop ? "stop" : "length"; }
 
 std::string timing_line(const Finished& finished) {
   const Usage& usage = finished.usage;

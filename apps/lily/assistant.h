@@ -19,18 +19,22 @@ struct AnswerOptions {
   std::optional<uint32_t> top_k;
   std::optional<uint64_t> seed;
   std::vector<std::string> stop;
+  std::string tools;  // file; empty = none
   bool no_think = false;
   bool show_thinking = false;
   bool hide_thinking = false;
 
   ChatRequest request(Conversation conversation) const;
+  Result<void> read_tools_into(ChatRequest& request) const;
 };
 void add_answer_options(CLI::App& app, AnswerOptions& options);
 
 struct Answer {
   std::string reasoning;
   std::string content;
+  std::vector<ParsedCall> calls;
   std::optional<Finished> finished;  // absent: interrupted
+  void add(const Delta& delta);
 };
 
 // What is written while an answer comes. `terminal`: dims the thinking, and keeps the model from sending
@@ -44,6 +48,8 @@ class AnswerWriter {
 
  private:
   void put(std::string_view text);
+  void write_call(const ToolCallDelta& call);
+  void end_thinking();
   bool terminal_;
   bool thinking_;
   bool dim_ = false;
@@ -71,8 +77,6 @@ class Assistant {
   std::unique_ptr<Engine> engine_;
 };
 
-// "stop" or "length", as in the API.
-std::string_view to_string(FinishReason reason);
 // "prompt 31 tokens, 0.21 s (148/s); answer 52 tokens (20 thinking), 1.90 s (27.4/s); stop"
 std::string timing_line(const Finished& finished);
 

@@ -162,7 +162,7 @@ class Chat {
 
   void retry() {
     auto& messages = conversation_.messages;
-    if (!messages.empty() && messages.back().role == "assistant") {
+    while (!messages.empty() && (messages.back().role == "assistant" || messages.back().role == "tool")) {
       messages.pop_back();
     }
     if (messages.empty() || messages.back().role != "user") {
@@ -172,20 +172,69 @@ class Chat {
     answer();
   }
 
-  // Answers the last message. One that could not be answered is taken back.
+  // The last message of the user, and what followed it.
+  void take_back() {
+    auto& messages = conversation_.messages;
+    while (!messages.empty() && messages.back().role != "user") {
+      messages.pop_back();
+    }
+    if (!messages.empty()) {
+      messages.pop_back();
+    }
+  }
+
+  // Answers the last message, and goes on while the model calls tools, whose results the user gives.
   void answer() {
-    Result<GenerationRequest> request = assistant_.prepare(answer_.request(conversation_));
+    while (answer_once() && ask_for_results()) {
+    }
+  }
+
+  // One line for each call of the last message; the end of input, or an interrupt, leaves the calls
+  // unanswered and takes them back.
+  bool ask_for_results() {
+    const std::vector<ToolCall> calls = conversation_.messages.back().tool_calls;
+    if (calls.empty()) {
+      return false;
+    }
+    for (const ToolCall& call : calls) {
+      std::string line;
+      if (read_line((call.name + " -> ").c_str(), line) != Read::line) {
+        say("(the question is taken back)\n");
+        take_back();
+        return false;
+      }
+      conversation_.messages.push_back(text_message("tool", std::move(line)));
+    }
+    interrupts_.reset();
+    return true;
+  }
+
+  Result<GenerationRequest> prepare() const {
+    ChatRequest request = answer_.request(conversation_);
+    LILY_TRY_VOID(answer_.read_tools_into(request));
+    return assistant_.prepare(request);
+  }
+
+  // One that could not be answered is taken back. Whether there is an answer.
+  bool answer_once() {
+    Result<GenerationRequest> request = prepare();
     AnswerWriter writer = AnswerWriter::for_stdout(answer_);
     Result<Answer> answer = request ? assistant_.ask(*std::move(request), interrupts_, &writer)
                                     : Result<Answer>(fail(std::move(request).error()));
     if (!answer) {
       say("lily: {}\n", answer.error().text());
-      conversation_.messages.pop_back();
-      return;
+      take_back();
+      return false;
     }
     Message message = text_message("assistant", std::move(answer->content));
     if (!answer->reasoning.empty()) {
       message.reasoning = std::move(answer->reasoning);
+    }
+    for (const ParsedCall& call : answer->calls) {
+      const Result<boost::json::value> arguments = parse_json(call.arguments);
+      if (call.complete && arguments && arguments->is_object()) {
+        message.tool_calls.push_back({.id = {}, .name = call.name, .arguments = arguments->get_object()});
+      }
     }
     conversation_.messages.push_back(std::move(message));
     if (answer->finished) {
@@ -193,6 +242,7 @@ class Chat {
     } else {
       say("[stopped]\n");
     }
+    return answer->finished.has_value();
   }
 
   AnswerOptions answer_;

@@ -33,6 +33,7 @@ inline CLI::Validator number_from(double low, double high) {
 void add_serve(CommandLine& line);
 void add_chat(CommandLine& line);
 void add_run(CommandLine& line);
+void add_parse(CommandLine& line);
 void add_inspect(CommandLine& line);
 void add_convert(CommandLine& line);
 void add_synth(CommandLine& line);

@@ -77,8 +77,8 @@ int main_of(int argc, char** argv) {
   app.require_subcommand(1);
   app.option_defaults()->always_capture_default();
   CommandLine line{app, {}};
-  for (void (*add)(CommandLine&) : {add_serve, add_chat, add_run, add_inspect, add_convert, add_synth,
-                                    add_eval, add_bench, add_devices}) {
+  for (void (*add)(CommandLine&) : {add_serve, add_chat, add_run, add_parse, add_inspect, add_convert,
+                                    add_synth, add_eval, add_bench, add_devices}) {
     add(line);
   }
   try {

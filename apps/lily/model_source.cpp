@@ -147,14 +147,22 @@ void add_device_options(CLI::App& app, DeviceOptions& options) {
       ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));
 }
 
-Result<void> load_backend(Backend& backend, const WeightFile& file, const Plan& plan, std::string_view name) {
+Result<MemoryNeed> load_backend(Backend& backend, const WeightFile& file, const Plan& plan,
+                                std::string_view name) {
   LILY_TRY(const MemoryNeed need, backend.estimate(file, plan));
   const uint64_t device = backend.device().memory_bytes;
   LILY_TRY_VOID(check_memory(need, plan, device != 0 ? device : physical_memory()));
   ProgressBar progress(fmt::format("loading {}", name));
   LILY_TRY_VOID(backend.load(file, plan, [&](double done) { progress.update(done); }));
   progress.finish();
-  return {};
+  return need;
+}
+
+uint64_t default_cache_bytes(const LoadedModel& model) {
+  const uint64_t running = model.plan.sequences * model.need.per_sequence;
+  const uint64_t have = model.backend->device().memory_bytes;
+  const uint64_t used = model.need.total(model.plan.sequences);
+  return running + std::min<uint64_t>(have > used ? (have - used) / 2 : 0, uint64_t{4} << 30U);
 }
 
 Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer) {
@@ -169,12 +177,17 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
   }
   LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));
   LILY_TRY(auto backend, make_backend(options.device, options.backend));
-  LILY_TRY_VOID(load_backend(*backend, *file, plan, folder.filename().string()));
+  LILY_TRY(const MemoryNeed need, load_backend(*backend, *file, plan, folder.filename().string()));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("{}: {} layers of '{}', {:.2f} GB, on {} in {:.2f} s", folder.string(), file->shape().layers,
            file->shape().name, gigabytes(file->bound_bytes()), backend->device().description, seconds);
-  return LoadedModel{std::move(folder), std::move(file), std::move(tokenizer), std::move(generation), plan,
-                     std::move(backend)};
+  return LoadedModel{std::move(folder),
+                     std::move(file),
+                     std::move(tokenizer),
+                     std::move(generation),
+                     plan,
+                     std::move(backend),
+                     need};
 }
 
 }  // namespace lily::app

@@ -38,11 +38,18 @@ struct LoadedModel {
   GenerationConfig generation;           // likewise read only then
   Plan plan;
   std::unique_ptr<Backend> backend;
+  MemoryNeed need;
 };
 // Opens, checks and loads, with progress on stderr.
 Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer);
 
-// Checks that the memory suffices, then loads, with progress on stderr. `name` is for the progress.
-Result<void> load_backend(Backend& backend, const WeightFile& file, const Plan& plan, std::string_view name);
+// For EngineOptions::cache_bytes where the user names none: what `model`'s running sequences may need, and
+// half of what the device has beyond, up to 4 GiB.
+uint64_t default_cache_bytes(const LoadedModel& model);
+
+// Checks that the memory suffices, then loads, with progress on stderr. `name` is for the progress. Gives
+// what was estimated.
+Result<MemoryNeed> load_backend(Backend& backend, const WeightFile& file, const Plan& plan,
+                                std::string_view name);
 
 }  // namespace lily::app

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <memory>
 
+#include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
 
@@ -26,6 +27,15 @@ struct RunOptions {
 
 std::string to_json(const Answer& answer) {
   boost::json::object out{{"text", answer.content}, {"reasoning", answer.reasoning}};
+  boost::json::array calls;
+  for (const ParsedCall& call : answer.calls) {
+    if (call.complete) {
+      calls.emplace_back(boost::json::object{{"name", call.name}, {"arguments", call.arguments}});
+    }
+  }
+  if (!calls.empty()) {
+    out["tool_calls"] = std::move(calls);
+  }
   if (answer.finished) {
     const Usage& usage = answer.finished->usage;
     out["finish"] = to_string(answer.finished->reason);
@@ -59,7 +69,9 @@ Result<GenerationRequest> prepare(const RunOptions& options, const Assistant& as
     say("system", options.system);
   }
   say("user", std::move(prompt));
-  return assistant.prepare(options.answer.request(std::move(conversation)));
+  ChatRequest request = options.answer.request(std::move(conversation));
+  LILY_TRY_VOID(options.answer.read_tools_into(request));
+  return assistant.prepare(request);
 }
 
 Result<void> run(const RunOptions& options) {
@@ -92,7 +104,7 @@ void add_run(CommandLine& line) {
   app->add_option("--system", options->system, "system message")
       ->excludes(
           app->add_flag("--raw", options->raw, "continue the text as it is, without the chat template"));
-  app->add_flag("--json", options->json, "one JSON object: text, reasoning, finish, usage");
+  app->add_flag("--json", options->json, "one JSON object: text, reasoning, tool_calls, finish, usage");
   add_answer_options(*app, options->answer);
   add_device_options(*app, options->device);
   app->callback([&line, options, prompt, file] {

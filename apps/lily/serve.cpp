@@ -27,6 +27,7 @@ struct ServeOptions {
   std::string name;
   std::string api_key_file;
   double drain_seconds = 10;
+  std::optional<uint64_t> cache_mib;
   ServerOptions server;
   EngineOptions engine;
   DeviceOptions device;
@@ -130,15 +131,20 @@ struct Served {
 
 Result<Served> load(const ServeOptions& options) {
   LILY_TRY(LoadedModel model, load_model(options.model, options.device, true));
+  EngineOptions engine_options = options.engine;
+  engine_options.cache_bytes = options.cache_mib ? *options.cache_mib << 20U : default_cache_bytes(model);
+  log_info("conversations: {:.2f} GB for those that run and those that are kept",
+           static_cast<double>(engine_options.cache_bytes) / 1e9);
   std::unique_ptr<Backend> backend = std::move(model.backend);
   LILY_TRY(std::unique_ptr<Engine> engine,
-           Engine::create(std::move(backend), model.plan, *model.tokenizer, options.engine));
+           Engine::create(std::move(backend), model.plan, *model.tokenizer, engine_options));
   return Served{std::move(model), std::move(engine)};
 }
 
 void say_how_to_talk(const std::string& url, const std::string& name, const Served& served, bool key) {
   const char* header = key ? " -H \"Authorization: Bearer $LILY_API_KEY\"" : "";
-  say("\n{} is ready on {} ({} tokens of context, {} at once). Talk to it with\n\n"
+  say("\n{} is ready on {} ({} tokens of context, {} at once). Open that address in a browser, or talk to it "
+      "with\n\n"
       "  curl -N {}/v1/chat/completions -H 'Content-Type: application/json'{} -d '{{\n"
       "    \"model\": \"{}\", \"stream\": true,\n"
       "    \"messages\": [{{\"role\": \"user\", \"content\": \"Name three rivers.\"}}]\n"
@@ -200,6 +206,9 @@ void add_options(CLI::App& app, ServeOptions& options) {
       ->check(CLI::Range(1U, Limits::kMaxSequences));
   app.add_option("--queue", options.engine.queue, "requests that may wait; one more is answered with 429")
       ->check(CLI::Range(0U, Limits::kMaxQueue));
+  app.add_option("--cache-ram", options.cache_mib,
+                 "MiB for running and kept conversations together; 0 = keep none; absent = from the memory")
+      ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 24U));
   app.add_option("--model-name", options.name, "the id in /v1/models; absent = from MODEL");
   app.add_option("--api-key", options.server.api_keys,
                  "ask clients for this key (may be repeated; also LILY_API_KEY in the environment)");
@@ -217,7 +226,7 @@ void add_options(CLI::App& app, ServeOptions& options) {
 
 void add_serve(CommandLine& line) {
   auto options = std::make_shared<ServeOptions>();
-  CLI::App* app = line.app.add_subcommand("serve", "Serve the OpenAI API");
+  CLI::App* app = line.app.add_subcommand("serve", "Serve the OpenAI API, and a page to talk to the model");
   add_options(*app, *options);
   app->callback([&line, options] { line.chosen = [options] { return serve(*options); }; });
 }

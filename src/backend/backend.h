@@ -128,6 +128,8 @@ class Backend {
   // Maps or uploads, repacks, prepares; once. `file` must outlive the backend. Progress in [0, 1].
   virtual Result<void> load(const WeightFile& file, const Plan& plan, FunctionRef<void(double)> progress) = 0;
   virtual Result<std::unique_ptr<SequenceState>> new_state(uint32_t max_tokens) = 0;
+  // What all states and checkpoints hold now; rows that several of them share count once.
+  virtual uint64_t state_bytes() const = 0;
   // Checks the whole pass before it changes any state: ids in [0, vocab), room in each state, rows within the
   // plan. Copies what it needs of the slices; allocates nothing on the device, does not wait. At most
   // kMaxInFlight tickets may be uncollected.

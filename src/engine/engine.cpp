@@ -67,8 +67,8 @@ class EngineImpl final : public Engine {
   EngineImpl(const EngineImpl&) = delete;
   EngineImpl& operator=(const EngineImpl&) = delete;
 
-  Result<void> start(const Tokenizer& tokenizer) {
-    LILY_TRY(runner_, Runner::create(*backend_, plan_, tokenizer, *mailbox_));
+  Result<void> start(const Tokenizer& tokenizer, const EngineOptions& options) {
+    LILY_TRY(runner_, Runner::create(*backend_, plan_, tokenizer, *mailbox_, options));
     thread_ = std::thread([this] { runner_->run(); });
     return {};
   }
@@ -110,7 +110,7 @@ Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<Backend> backend,
                 Limits::kMaxQueue, options.queue);
   }
   auto engine = std::make_unique<EngineImpl>(std::move(backend), plan, options.queue);
-  LILY_TRY_VOID(engine->start(tokenizer));
+  LILY_TRY_VOID(engine->start(tokenizer, options));
   return engine;
 }
 

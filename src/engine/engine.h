@@ -14,12 +14,16 @@
 #include "base/result.h"
 #include "sampling/sampling.h"
 #include "text/tokenizer.h"
+#include "text/tool_schemas.h"
 
 namespace lily {
 
 // What a request asks for, already validated and resolved against the model's defaults. Ids are token ids.
 struct GenerationRequest {
-  std::vector<int32_t> prompt;   // at least one token
+  std::vector<int32_t> prompt;  // at least one token
+  // Lengths of the prompt at which a checkpoint is worth keeping, ascending (text/prompt_marks.h). What is
+  // computed is cut there, so that a prompt is computed alike whether or not something of it is kept.
+  std::vector<uint32_t> marks;
   bool starts_in_think = false;  // both from the rendered prompt
   bool continues_text = false;
   uint32_t max_tokens = 0;  // 0 = up to the context
@@ -28,6 +32,12 @@ struct GenerationRequest {
   std::vector<int32_t> stop_ids;     // end the answer; their text is never sent
   std::vector<std::string> stop;     // looked for in content only, never in reasoning
   std::optional<uint32_t> logprobs;  // top alternatives per token (0 = the chosen one alone); absent = none
+  std::shared_ptr<const ToolSchemas> tools;  // null: no text is a tool call
+  enum class Calls : uint8_t {
+    many,
+    one,      // the answer ends with its first call
+    dropped,  // calls are no part of the answer
+  } calls = Calls::many;
 };
 
 struct TokenInfo {
@@ -41,8 +51,9 @@ struct TokenInfo {
 };
 
 enum class FinishReason : uint8_t {
-  stop,    // a stop id or a stop string
-  length,  // max_tokens or the context is full
+  stop,        // a stop id or a stop string
+  length,      // max_tokens or the context is full
+  tool_calls,  // the answer ended with at least one whole tool call
 };
 
 struct Usage {
@@ -55,16 +66,35 @@ struct Usage {
   double decode_seconds = 0;
 };
 
+// What of a prompt was kept from earlier requests, and where it parts from them.
+struct PromptReuse {
+  uint32_t cached = 0;        // tokens that are not computed again
+  uint32_t known = 0;         // leading tokens that a kept conversation has too; more than `cached` where no
+                              // checkpoint lies at the end of them
+  int32_t kept_token = -1;    // what follows the known tokens there; -1 = nothing
+  int32_t prompt_token = -1;  // and in the prompt
+};
+
 // Events of a job, in this order: Started?, (PromptProgress | Delta)*, then exactly one of Finished | Failed.
-struct Started {};  // left the queue
+struct Started {  // left the queue
+  PromptReuse reuse;
+};
 struct PromptProgress {
-  uint32_t done;  // prompt tokens computed
+  uint32_t done;  // prompt tokens computed or kept
   uint32_t total;
 };
+struct ToolCallDelta {
+  uint32_t index = 0;     // of the call in the answer
+  std::string name;       // of the function: in the first delta of a call alone
+  std::string arguments;  // the next part of the JSON text of an object
+  bool complete = false;  // the last delta of the call. A call that never gets it was cut off
+};
+// One of reasoning, content and call; never two.
 struct Delta {
-  std::string reasoning;  // never both non-empty
+  std::string reasoning;
   std::string content;
-  std::vector<TokenInfo> logprobs;  // of the tokens whose text this is, when asked for
+  std::vector<TokenInfo> logprobs;  // of the tokens whose text this is, when asked for; none of calls
+  std::optional<ToolCallDelta> call{};
 };
 struct Finished {
   FinishReason reason;
@@ -90,6 +120,18 @@ class Job {
 
 struct EngineOptions {
   uint32_t queue = 64;  // waiting jobs beyond the running ones; one more is refused with ErrorKind::limit
+  // Bytes for running sequences and kept checkpoints together (Backend::state_bytes): above it checkpoints
+  // are dropped. 0: nothing is kept.
+  uint64_t cache_bytes = 0;
+};
+
+struct CacheMetrics {
+  // Prompts of which everything known was spared but for a few tokens, less than that, or nothing.
+  uint64_t hits = 0, partial = 0, misses = 0;
+  uint64_t tokens = 0;       // prompt tokens that were not computed
+  uint32_t checkpoints = 0;  // kept now
+  uint64_t evictions = 0;    // checkpoints dropped for want of room
+  uint64_t bytes = 0;  // of running sequences and kept checkpoints, as EngineOptions::cache_bytes counts
 };
 
 struct EngineMetrics {
@@ -99,6 +141,7 @@ struct EngineMetrics {
   uint64_t prompt_tokens = 0, completion_tokens = 0;  // computed, of all jobs
   uint64_t passes = 0, bytes_read = 0;                // of the device
   double device_seconds = 0;
+  CacheMetrics cache;
 };
 
 class Engine {

@@ -11,17 +11,17 @@ Generation::Generation(const Tokenizer& tokenizer, const GenerationRequest& requ
       request_(request),
       max_tokens_(max_tokens),
       detokenizer_(tokenizer, /*skip_special=*/true),
-      splitter_(request.starts_in_think, request.continues_text),
+      parser_({.in_think = request.starts_in_think, .continues_text = request.continues_text}, request.tools),
       stops_(request.stop) {}
 
 Generation::Step Generation::push(int32_t token, std::span<const float> logits) {
   Step step;
   ++tokens_;
-  const bool was_thinking = splitter_.in_think();
+  const bool was_thinking = parser_.in_think();
   if (std::ranges::find(request_.stop_ids, token) != request_.stop_ids.end()) {
     if (was_thinking) ++reasoning_tokens_;
-    flush(step.deltas);
-    step.end = FinishReason::stop;
+    flush(/*cut=*/false, step.deltas);
+    step.end = reason_to_stop();
     return step;
   }
   const AddedToken* added = tokenizer_.added(token);
@@ -30,16 +30,19 @@ Generation::Step Generation::push(int32_t token, std::span<const float> logits) 
   if (request_.logprobs && has_text) {
     // A token that only begins a character has no text yet; it reaches into the text that follows.
     const size_t end = text_bytes_ + std::max<size_t>(text.size(), 1);
-    pending_.push_back({.info = describe(token, logits), .begin = text_bytes_, .end = end});
+    pending_.push_back({.info = describe(token, logits), .range = {text_bytes_, end}});
   }
-  route(text, step.deltas);
+  text_bytes_ += text.size();
+  take(parser_.push(text), step.deltas);
   // The tokens that open and close the think block belong to it.
-  if (was_thinking || splitter_.in_think()) ++reasoning_tokens_;
+  if (was_thinking || parser_.in_think()) ++reasoning_tokens_;
   if (!stopped_ && tokens_ >= max_tokens_) {
-    flush(step.deltas);
-    step.end = FinishReason::length;
+    const bool in_call = parser_.in_call();
+    flush(/*cut=*/true, step.deltas);
+    // Nothing is missing from an answer whose last call is whole.
+    step.end = whole_calls_ > 0 && !in_call ? FinishReason::tool_calls : FinishReason::length;
   }
-  if (stopped_) step.end = FinishReason::stop;
+  if (stopped_) step.end = reason_to_stop();
   return step;
 }
 
@@ -56,63 +59,95 @@ TokenInfo Generation::describe(int32_t token, std::span<const float> logits) con
   return info;
 }
 
-void Generation::route(std::string_view text, std::vector<Delta>& deltas) {
-  if (text.empty()) return;
-  text_bytes_ += text.size();
-  take(splitter_.push(text), deltas);
-}
-
-void Generation::flush(std::vector<Delta>& deltas) {
-  route(detokenizer_.flush(), deltas);
-  if (!stopped_) take(splitter_.flush(), deltas);
+void Generation::flush(bool cut, std::vector<Delta>& deltas) {
+  const std::string tail = detokenizer_.flush();
+  text_bytes_ += tail.size();
+  take(parser_.push(tail), deltas);
+  if (!stopped_) take(parser_.finish(cut), deltas);
   if (!stopped_) send_content(stops_.flush(), deltas);
 }
 
-void Generation::take(const ReasoningSplitter::Delta& piece, std::vector<Delta>& deltas) {
-  const size_t before = split_bytes_;
-  split_bytes_ = text_bytes_ - splitter_.held();
-  if (!piece.reasoning.empty()) {
-    if (!reasoning_begin_) {
-      reasoning_begin_ = piece.content.empty() ? split_bytes_ - piece.reasoning.size() : before;
+FinishReason Generation::reason_to_stop() const {
+  return whole_calls_ > 0 ? FinishReason::tool_calls : FinishReason::stop;
+}
+
+void Generation::take(std::vector<OutputPiece> pieces, std::vector<Delta>& deltas) {
+  for (OutputPiece& piece : pieces) {
+    if (stopped_) return;
+    switch (piece.kind) {
+      case OutputPiece::Kind::reasoning:
+        take_reasoning(std::move(piece), deltas);
+        break;
+      case OutputPiece::Kind::content:
+        take_content(piece, deltas);
+        break;
+      case OutputPiece::Kind::call:
+      case OutputPiece::Kind::arguments:
+      case OutputPiece::Kind::call_end:
+        take_call(std::move(piece), deltas);
+        break;
     }
-    reasoning_sent_ += piece.reasoning.size();
-    Delta& delta = deltas.emplace_back();
-    delta.reasoning = piece.reasoning;
-    delta.logprobs = infos_until(*reasoning_begin_, *reasoning_begin_ + reasoning_sent_);
-  }
-  if (!piece.content.empty()) {
-    if (!content_begin_) content_begin_ = split_bytes_ - piece.content.size();
-    take_content(piece.content, deltas);
   }
 }
 
-// The tool-call parser belongs here: it takes content apart, and what it leaves as text goes on.
-void Generation::take_content(std::string_view content, std::vector<Delta>& deltas) {
-  StopStrings::Piece piece = stops_.push(content);
-  send_content(std::move(piece.text), deltas);
-  if (piece.stopped) {
+void Generation::take_reasoning(OutputPiece piece, std::vector<Delta>& deltas) {
+  Delta& delta = deltas.emplace_back();
+  add_infos({piece.begin, piece.begin + piece.text.size()}, delta.logprobs);
+  delta.reasoning = std::move(piece.text);
+}
+
+void Generation::take_content(const OutputPiece& piece, std::vector<Delta>& deltas) {
+  unsent_.push_back({piece.begin, piece.begin + piece.text.size()});
+  StopStrings::Piece found = stops_.push(piece.text);
+  send_content(std::move(found.text), deltas);
+  if (found.stopped) {
     stopped_ = true;
-    stop_string_ = std::move(piece.matched);
+    stop_string_ = std::move(found.matched);
   }
+}
+
+// Text before a call that may be the beginning of a stop string goes first: no stop string reaches over a
+// call.
+void Generation::take_call(OutputPiece piece, std::vector<Delta>& deltas) {
+  if (request_.calls == GenerationRequest::Calls::dropped) return;
+  ToolCallDelta call{.index = piece.call, .name = {}, .arguments = {}};
+  switch (piece.kind) {
+    case OutputPiece::Kind::call:
+      send_content(stops_.release(), deltas);
+      call.name = std::move(piece.text);
+      break;
+    case OutputPiece::Kind::call_end:
+      call.complete = true;
+      ++whole_calls_;
+      stopped_ = request_.calls == GenerationRequest::Calls::one;
+      break;
+    default:
+      call.arguments = std::move(piece.text);
+  }
+  deltas.emplace_back().call = std::move(call);
 }
 
 void Generation::send_content(std::string text, std::vector<Delta>& deltas) {
   if (text.empty()) return;
-  content_sent_ += text.size();
   Delta& delta = deltas.emplace_back();
+  for (size_t left = text.size(); left > 0;) {
+    TextRange& range = unsent_.front();
+    const size_t bytes = std::min(left, range.end - range.begin);
+    add_infos({range.begin, range.begin + bytes}, delta.logprobs);
+    range.begin += bytes;
+    left -= bytes;
+    if (range.begin == range.end) unsent_.pop_front();
+  }
   delta.content = std::move(text);
-  delta.logprobs = infos_until(*content_begin_, *content_begin_ + content_sent_);
 }
 
-// The tokens whose text begins before `end` and reaches beyond `begin`. Those that lie wholly before it gave
-// no text (the marker, blank lines around it) and are dropped.
-std::vector<TokenInfo> Generation::infos_until(size_t begin, size_t end) {
-  std::vector<TokenInfo> infos;
-  while (!pending_.empty() && pending_.front().begin < end) {
-    if (pending_.front().end > begin) infos.push_back(std::move(pending_.front().info));
+// The tokens whose text begins before the end of `range` and reaches into it. Those that lie wholly before it
+// gave no text (markers, blank lines, calls) and are dropped.
+void Generation::add_infos(TextRange range, std::vector<TokenInfo>& infos) {
+  while (!pending_.empty() && pending_.front().range.begin < range.end) {
+    if (pending_.front().range.end > range.begin) infos.push_back(std::move(pending_.front().info));
     pending_.pop_front();
   }
-  return infos;
 }
 
 }  // namespace lily

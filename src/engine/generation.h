@@ -1,5 +1,5 @@
 // From sampled ids to the deltas of one answer:
-//   id -> bytes -> UTF-8 -> reasoning | content -> (tool calls) -> stop strings -> Delta
+//   id -> bytes -> UTF-8 -> reasoning | content | tool calls -> stop strings of the content -> Delta
 // and the decision when the answer ends. At the end what is held back goes through the same chain.
 #pragma once
 
@@ -12,7 +12,7 @@
 
 #include "engine/engine.h"
 #include "text/detokenizer.h"
-#include "text/reasoning.h"
+#include "text/output_parser.h"
 #include "text/stop_strings.h"
 
 namespace lily {
@@ -34,40 +34,40 @@ class Generation {
   const std::string& stop_string() const { return stop_string_; }
 
  private:
-  // Text positions count bytes of the UTF-8 text before it is split.
+  struct TextRange {  // bytes of the UTF-8 text before it is parsed
+    size_t begin, end;
+  };
   struct PendingInfo {
     TokenInfo info;
-    size_t begin;
-    size_t end;
+    TextRange range;
   };
   TokenInfo describe(int32_t token, std::span<const float> logits) const;
-  void route(std::string_view text, std::vector<Delta>& deltas);
-  void flush(std::vector<Delta>& deltas);
-  void take(const ReasoningSplitter::Delta& piece, std::vector<Delta>& deltas);
-  void take_content(std::string_view content, std::vector<Delta>& deltas);
+  void flush(bool cut, std::vector<Delta>& deltas);
+  void take(std::vector<OutputPiece> pieces, std::vector<Delta>& deltas);
+  void take_reasoning(OutputPiece piece, std::vector<Delta>& deltas);
+  void take_content(const OutputPiece& piece, std::vector<Delta>& deltas);
+  void take_call(OutputPiece piece, std::vector<Delta>& deltas);
   void send_content(std::string text, std::vector<Delta>& deltas);
-  std::vector<TokenInfo> infos_until(size_t begin, size_t end);
+  void add_infos(TextRange range, std::vector<TokenInfo>& infos);
+  FinishReason reason_to_stop() const;
 
   const Tokenizer& tokenizer_;
   const GenerationRequest& request_;
   const uint32_t max_tokens_;
   Detokenizer detokenizer_;
-  ReasoningSplitter splitter_;
+  OutputParser parser_;
   StopStrings stops_;
   uint32_t tokens_ = 0;
   uint32_t reasoning_tokens_ = 0;
   bool stopped_ = false;
   std::string stop_string_;
 
-  // Alignment of logprobs with text, used only when asked for. Reasoning and content are each one contiguous
-  // part of the text: a start, and how much of it was sent.
+  uint32_t whole_calls_ = 0;
+
+  // Alignment of logprobs with text, used only when asked for.
   std::deque<PendingInfo> pending_;
-  size_t text_bytes_ = 0;   // that entered the splitter
-  size_t split_bytes_ = 0;  // that left it, or were dropped there
-  std::optional<size_t> reasoning_begin_;
-  size_t reasoning_sent_ = 0;
-  std::optional<size_t> content_begin_;
-  size_t content_sent_ = 0;
+  size_t text_bytes_ = 0;         // that entered the parser
+  std::deque<TextRange> unsent_;  // of the content that the stop strings hold back
 };
 
 }  // namespace lily

@@ -141,4 +141,9 @@ void Mailbox::count_pass(const Output& output) {
   metrics_.device_seconds += output.seconds;
 }
 
+void Mailbox::report(const CacheMetrics& cache) {
+  const std::lock_guard lock(mutex_);
+  metrics_.cache = cache;
+}
+
 }  // namespace lily

@@ -53,6 +53,7 @@ class Mailbox {
   void count(JobEnd end);
   void count_tokens(uint64_t prompt, uint64_t completion);
   void count_pass(const Output& output);
+  void report(const CacheMetrics& cache);
 
  private:
   void cancel_unwanted_passes();

@@ -27,10 +27,11 @@ Error shutting_down() {
 }  // namespace
 
 Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& plan, const Tokenizer& tokenizer,
-                                               Mailbox& mailbox) {
+                                               Mailbox& mailbox, const EngineOptions& options) {
   std::unique_ptr<Runner> runner(new Runner(backend, plan, tokenizer, mailbox));
   LILY_TRY(auto state, guarded([&] { return backend.new_state(plan.context); }));
-  LILY_TRY(runner->empty_, guarded([&] { return state->save(); }));
+  LILY_TRY(auto empty, guarded([&] { return state->save(); }));
+  runner->keeper_ = std::make_unique<Keeper>(backend, options, std::move(empty));
   runner->idle_states_.push_back(std::move(state));
   return runner;
 }
@@ -49,6 +50,7 @@ void Runner::run() {
 void Runner::step() {
   sweep();
   admit();
+  keep_at_stops();
   const bool submitted = flights_.size() < Backend::kMaxInFlight && submit_next();
   // A pass is read only when the next one is on the device already, or when there is no next one.
   if (!flights_.empty() && (!submitted || flights_.size() == Backend::kMaxInFlight)) collect_oldest();
@@ -58,11 +60,7 @@ void Runner::admit() {
   while (running_.size() < plan_.sequences) {
     std::shared_ptr<JobRecord> job = mailbox_.next();
     if (!job) return;
-    Result<std::unique_ptr<Session>> session = guarded([&]() -> Result<std::unique_ptr<Session>> {
-      LILY_TRY(auto state, fresh_state());
-      LILY_TRY_VOID(state->begin_answer(job->request.prompt));
-      return std::make_unique<Session>(job, std::move(state), tokenizer_, plan_.context);
-    });
+    Result<std::unique_ptr<Session>> session = guarded([&] { return make_session(job); });
     if (!session) {
       job->end(Failed{std::move(session).error()});
       mailbox_.count(job->cancelled() ? JobEnd::cancelled : JobEnd::failed);
@@ -71,6 +69,23 @@ void Runner::admit() {
     (*session)->last_turn = passes_;
     (*session)->start();
     running_.push_back(*std::move(session));
+  }
+}
+
+Result<std::unique_ptr<Session>> Runner::make_session(const std::shared_ptr<JobRecord>& job) {
+  LILY_TRY(auto state, fresh_state());
+  LILY_TRY(const PromptReuse reuse, keeper_->begin(*state, job->request.prompt));
+  LILY_TRY_VOID(state->begin_answer(job->request.prompt));
+  auto session = std::make_unique<Session>(job, std::move(state), tokenizer_, plan_.context);
+  session->resume(reuse, keeper_->stops(job->request, reuse.cached, plan_.chunk));
+  return session;
+}
+
+void Runner::keep_at_stops() {
+  for (auto& session : running_) {
+    if (session->state_failed || !session->wanted() || !session->at_stop()) continue;
+    keeper_->keep(session->state(), session->absorbed_tokens());
+    session->pass_stop();
   }
 }
 
@@ -96,12 +111,16 @@ void Runner::sweep() {
   std::erase(running_, nullptr);
 }
 
-// There is no truncate(): a used state starts again from the empty checkpoint. At once, so that its keys and
-// values are given back while it waits.
+// What was read and answered is kept. There is no truncate(): a used state starts again from the empty
+// checkpoint. At once, so that its keys and values are given back while it waits.
 void Runner::reuse(Session& session) {
   if (session.state_failed) return;
+  Result<void> done = guarded([&] {
+    keeper_->keep(session.state(), session.absorbed_tokens());
+    return keeper_->clear(session.state());
+  });
   std::unique_ptr<SequenceState> state = session.release_state();
-  if (Result<void> done = guarded([&] { return state->resume(*empty_); }); done) {
+  if (done) {
     idle_states_.push_back(std::move(state));
   } else {
     log_warn("a state could not be reset and is dropped: {}", done.error().text());
@@ -215,6 +234,7 @@ void Runner::collect_oldest() {
 
 void Runner::take(Flight& flight, Result<Output> output) {
   if (output) mailbox_.count_pass(*output);
+  uint64_t tokens = 0;
   for (size_t i = 0; i < flight.sessions.size(); ++i) {
     Session& session = *flight.sessions[i];
     --session.passes_in_flight;
@@ -225,9 +245,11 @@ void Runner::take(Flight& flight, Result<Output> output) {
       continue;
     }
     if (!output->slices[i].finite) session.state_failed = true;
+    session.sampled(output->slices[i].token);
     if (!session.wanted()) continue;  // ended or cancelled while the pass was on its way
     Result<void> taken =
         guarded([&] { return session.take(flight.assignments[i], output->slices[i], plan_.shape.vocab); });
+    tokens += session.new_prompt_tokens + session.new_tokens;
     mailbox_.count_tokens(std::exchange(session.new_prompt_tokens, 0), std::exchange(session.new_tokens, 0));
     if (!taken) {
       fail_session(session, std::move(taken).error());
@@ -235,6 +257,8 @@ void Runner::take(Flight& flight, Result<Output> output) {
       mailbox_.count(session.job().cancelled() ? JobEnd::cancelled : JobEnd::finished);
     }
   }
+  keeper_->computed(tokens);
+  mailbox_.report(keeper_->metrics());
 }
 
 void Runner::fail_session(Session& session, Error error) {

@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "engine/keeper.h"
 #include "engine/mailbox.h"
 #include "engine/session.h"
 
@@ -16,7 +17,8 @@ class Runner {
   // All must outlive it. Makes the first state on the caller's thread, so that a device that cannot hold one
   // is refused here.
   static Result<std::unique_ptr<Runner>> create(Backend& backend, const Plan& plan,
-                                                const Tokenizer& tokenizer, Mailbox& mailbox);
+                                                const Tokenizer& tokenizer, Mailbox& mailbox,
+                                                const EngineOptions& options);
   // The body of the device thread: returns when the mailbox says stop, with every job ended.
   void run();
 
@@ -33,6 +35,8 @@ class Runner {
 
   void step();
   void admit();
+  Result<std::unique_ptr<Session>> make_session(const std::shared_ptr<JobRecord>& job);
+  void keep_at_stops();
   Result<std::unique_ptr<SequenceState>> fresh_state();
   void sweep();
   void reuse(Session& session);
@@ -50,7 +54,7 @@ class Runner {
   const Plan& plan_;
   const Tokenizer& tokenizer_;
   Mailbox& mailbox_;
-  std::unique_ptr<Checkpoint> empty_;  // what every state starts from
+  std::unique_ptr<Keeper> keeper_;  // destroyed after the states
   std::vector<std::unique_ptr<SequenceState>> idle_states_;
   std::vector<std::unique_ptr<Session>> running_;  // ended ones stay until no pass holds them
   std::deque<std::unique_ptr<Flight>> flights_;    // oldest first

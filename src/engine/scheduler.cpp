@@ -21,7 +21,8 @@ std::vector<Assignment> schedule(std::span<const SequenceProgress> running, uint
   for (const size_t i : line) {
     const uint32_t begin = running[i].absorbed;
     const uint32_t boundary = begin + (chunk - begin % chunk);
-    const uint32_t rows = std::min(boundary, running[i].prompt) - begin;
+    const uint32_t stop = running[i].stop == 0 ? running[i].prompt : running[i].stop;
+    const uint32_t rows = std::min(boundary, stop) - begin;
     if (rows <= room) {
       pass.push_back({.sequence = i, .begin = begin, .rows = rows});
       room -= rows;

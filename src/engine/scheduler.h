@@ -2,8 +2,8 @@
 //
 // Every sequence that decodes gets one row. Prefill shares one budget of `chunk` rows a pass, so that the
 // step of a running answer is never longer than one chunk, whatever else is being read. Chunks end at
-// absolute multiples of `chunk` (or with the prompt), never where a companion left room: the rows that are
-// computed together are the same for a prompt alone and in company.
+// absolute multiples of `chunk` (or at a stop of the prompt's own), never where a companion left room: the
+// rows that are computed together are the same for a prompt alone and in company.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,7 @@ namespace lily {
 struct SequenceProgress {
   uint32_t prompt = 0;       // tokens to read before the first token is sampled
   uint32_t absorbed = 0;     // of them, read
+  uint32_t stop = 0;         // where the next chunk must end, above `absorbed`; 0 = only with the prompt
   bool wants_token = false;  // the prompt is read and another token may be sampled
   uint64_t last_turn = 0;    // the last pass that read a chunk of it; at first the last pass before it came
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/check.h"
+
 namespace lily {
 namespace {
 
@@ -23,11 +25,20 @@ Session::Session(std::shared_ptr<JobRecord> job, std::unique_ptr<SequenceState> 
       max_tokens_(answer_limit(job_->request, context)),
       generation_(tokenizer, job_->request, max_tokens_) {}
 
+void Session::resume(const PromptReuse& reuse, std::vector<uint32_t> stops) {
+  reuse_ = reuse;
+  absorbed_ = reuse.cached;
+  stops_ = std::move(stops);
+}
+
 SequenceProgress Session::progress() const {
   const auto prompt = static_cast<uint32_t>(job_->request.prompt.size());
   if (!job_->wanted()) return {};  // nothing more to do
+  const uint32_t stop = next_stop_ < stops_.size() ? stops_[next_stop_] : 0;
+  if (absorbed_ == stop && stop != 0) return {};  // waits until it is kept
   return {.prompt = prompt,
           .absorbed = absorbed_,
+          .stop = stop,
           .wants_token = absorbed_ == prompt && samples_ < max_tokens_,
           .last_turn = last_turn};
 }
@@ -56,9 +67,24 @@ void Session::submitted(const Assignment& assignment, uint64_t pass) {
   if (absorbed_ == job_->request.prompt.size()) ++samples_;
 }
 
+bool Session::at_stop() const {
+  return passes_in_flight == 0 && next_stop_ < stops_.size() && absorbed_ == stops_[next_stop_];
+}
+
+std::span<const int32_t> Session::absorbed_tokens() {
+  const std::span<const int32_t> prompt = job_->request.prompt;
+  const size_t length = state_->length();
+  if (length <= prompt.size()) return prompt.first(length);
+  // Of the answer all but the last token were fed back; that one too, if a pass was on its way when it came.
+  history_.assign(prompt.begin(), prompt.end());
+  history_.insert(history_.end(), sampled_.begin(), sampled_.end());
+  LILY_CHECK(length <= history_.size());
+  return std::span<const int32_t>(history_).first(length);
+}
+
 void Session::start() {
   started_ = EngineClock::now();
-  job_->send(Started{});
+  job_->send(Started{reuse_});
 }
 
 Result<void> Session::take(const Assignment& assignment, const SliceOutput& output, uint32_t vocab) {
@@ -102,6 +128,7 @@ void Session::finish(FinishReason reason) {
 Usage Session::usage() const {
   Usage usage;
   usage.prompt_tokens = static_cast<uint32_t>(job_->request.prompt.size());
+  usage.cached_tokens = reuse_.cached;
   usage.completion_tokens = generation_.tokens();
   usage.reasoning_tokens = generation_.reasoning_tokens();
   usage.queue_seconds = seconds_between(job_->submitted, started_);

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
+#include <vector>
 
 #include "backend/backend.h"
 #include "engine/generation.h"
@@ -17,6 +19,10 @@ class Session {
   Session(std::shared_ptr<JobRecord> job, std::unique_ptr<SequenceState> state, const Tokenizer& tokenizer,
           uint32_t context);
 
+  // What `state` holds of the prompt already, and where reading it must stop for a checkpoint
+  // (Keeper::stops).
+  void resume(const PromptReuse& reuse, std::vector<uint32_t> stops);
+
   JobRecord& job() { return *job_; }
   const std::shared_ptr<JobRecord>& shared_job() const { return job_; }
   SequenceState& state() { return *state_; }
@@ -27,7 +33,17 @@ class Session {
   Slice slice(const Assignment& assignment);
   void submitted(const Assignment& assignment, uint64_t pass);
 
+  // Whether the state stands at one of the stops, with no pass on its way: time to keep it, then pass_stop().
+  bool at_stop() const;
+  void pass_stop() { ++next_stop_; }
+  // The tokens that the state has absorbed by all submitted passes; once none is on its way.
+  std::span<const int32_t> absorbed_tokens();
+
   void start();  // sends Started
+  // What a pass sampled, wanted or not; -1 = nothing.
+  void sampled(int32_t token) {
+    if (token >= 0) sampled_.push_back(token);
+  }
   // Takes what a pass gave for `assignment` and sends what follows from it. Not after the end.
   // The error, if any, has not been sent.
   Result<void> take(const Assignment& assignment, const SliceOutput& output, uint32_t vocab);
@@ -45,9 +61,14 @@ class Session {
 
   std::shared_ptr<JobRecord> job_;
   std::unique_ptr<SequenceState> state_;
-  uint32_t max_tokens_;    // of the answer
-  uint32_t absorbed_ = 0;  // prompt tokens in submitted passes
-  uint32_t samples_ = 0;   // tokens asked for in submitted passes
+  uint32_t max_tokens_;  // of the answer
+  PromptReuse reuse_;
+  std::vector<uint32_t> stops_;
+  size_t next_stop_ = 0;
+  uint32_t absorbed_ = 0;         // prompt tokens kept, or in submitted passes
+  std::vector<int32_t> history_;  // prompt and answer, once absorbed_tokens() was asked for
+  std::vector<int32_t> sampled_;  // tokens of the answer, also after its end
+  uint32_t samples_ = 0;          // tokens asked for in submitted passes
   Generation generation_;
   EngineClock::time_point started_{};
   EngineClock::time_point first_token_{};

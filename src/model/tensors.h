@@ -107,6 +107,9 @@ struct ModelWeights {
   std::vector<LayerWeights> layers;
   HeadWeights head;
   std::optional<MtpWeights> mtp;
+  // The views lie in a read-only mapped file: pages that are given back (release_pages) are read again if
+  // touched. False for weights in memory.
+  bool mapped = false;
 };
 
 // One line of the table: a tensor (or quantised module), its place in ModelWeights and its shape.

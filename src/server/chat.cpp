@@ -147,7 +147,13 @@ class EventStream {
   std::string frame(const EventChannel::Batch& batch) {
     std::string events;
     for (const Delta& delta : batch.deltas) {
-      events += sse_data(delta_chunk(head_, delta));
+      if (!delta.call) {
+        events += sse_data(delta_chunk(head_, delta));
+        continue;
+      }
+      for (const std::string& chunk : call_chunks(head_, *delta.call)) {
+        events += sse_data(chunk);
+      }
     }
     if (batch.finished) {
       events += sse_data(finish_chunk(head_, batch.finished->reason));
@@ -212,7 +218,7 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, co
     }
     if (batch.finished) {
       outcome.usage = batch.finished->usage;
-      outcome.finish = batch.finished->reason == FinishReason::stop ? "stop" : "length";
+      outcome.finish = to_string(batch.finished->reason);
     }
     if (batch.finished || batch.failed) {
       co_return;
@@ -239,7 +245,7 @@ Awaitable<void> whole_answer(Connection& connection, Generation& generation, con
       const HttpResponse response = json_response(completion_json(head, answer, *batch.finished));
       const bool written = co_await connection.respond(response);
       if (written) {
-        outcome.finish = batch.finished->reason == FinishReason::stop ? "stop" : "length";
+        outcome.finish = to_string(batch.finished->reason);
       }
       co_return;
     }

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "server/chat.h"
 #include "server/openai.h"
+#include "server/page.h"
 #include "server/text_tools.h"
 
 namespace lily {
@@ -339,6 +340,9 @@ Connection::Awaitable<Connection::Got> Connection::on_header(HttpParser& parser)
 }
 
 HttpResponse Connection::simple_answer() const {
+  if (match_.route == Route::page) {
+    return page_response();
+  }
   const std::shared_ptr<const ServedModel> model = core_.model();
   if (match_.route == Route::health) {
     const bool up = model && !core_.draining;

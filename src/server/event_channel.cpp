@@ -8,13 +8,21 @@ namespace {
 
 size_t bytes_of(const Delta& delta) {
   size_t bytes = delta.reasoning.size() + delta.content.size();
+  if (delta.call) {
+    bytes += sizeof(ToolCallDelta) + delta.call->name.size() + delta.call->arguments.size();
+  }
   for (const TokenInfo& token : delta.logprobs) {
     bytes += sizeof(TokenInfo) + token.top.size() * sizeof(TokenInfo::Choice);
   }
   return bytes;
 }
 
-bool same_kind(const Delta& a, const Delta& b) { return a.reasoning.empty() == b.reasoning.empty(); }
+bool same_kind(const Delta& a, const Delta& b) {
+  if (a.call || b.call) {
+    return a.call && b.call && a.call->index == b.call->index;
+  }
+  return a.reasoning.empty() == b.reasoning.empty();
+}
 
 }  // namespace
 
@@ -31,6 +39,10 @@ void EventChannel::add(Delta delta) {
   Delta& last = pending_.deltas.back();
   last.reasoning += delta.reasoning;
   last.content += delta.content;
+  if (delta.call) {
+    last.call->arguments += delta.call->arguments;
+    last.call->complete = last.call->complete || delta.call->complete;
+  }
   last.logprobs.insert(last.logprobs.end(), std::make_move_iterator(delta.logprobs.begin()),
                        std::make_move_iterator(delta.logprobs.end()));
 }

@@ -4,6 +4,7 @@
 #include <random>
 
 #include "text/chat_template.h"
+#include "text/prompt_tokens.h"
 
 namespace lily {
 namespace {
@@ -73,7 +74,9 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
     return tl::unexpected<ApiError>(rendered.error());
   }
   GenerationRequest out;
-  out.prompt = tokenizer.encode(*rendered);
+  PromptTokens tokens = tokenize(*rendered, tokenizer);
+  out.prompt = std::move(tokens.ids);
+  out.marks = std::move(tokens.marks);
   if (out.prompt.empty()) {
     return tl::unexpected<ApiError>(bad_field("messages", "The prompt of this request is empty."));
   }
@@ -89,6 +92,8 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   out.stop_ids = defaults.stop_ids;
   out.stop = request.stop;
   out.logprobs = request.logprobs;
+  out.tools = request.tools;
+  out.calls = request.calls;
   return out;
 }
 

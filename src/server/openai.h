@@ -4,6 +4,7 @@
 
 #include <boost/json/value.hpp>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -13,6 +14,7 @@
 #include "engine/engine.h"
 #include "server/api_error.h"
 #include "text/chat_template.h"
+#include "text/transcript.h"
 
 namespace lily {
 
@@ -37,6 +39,9 @@ struct ChatRequest {
   bool add_vision_id = false;
   bool add_generation_prompt = true;
   bool continue_final_message = false;
+
+  std::shared_ptr<const ToolSchemas> tools;  // null: none were sent
+  GenerationRequest::Calls calls = GenerationRequest::Calls::many;
 };
 
 ApiResult<ChatRequest> parse_chat_request(const boost::json::value& body);
@@ -56,13 +61,19 @@ struct Answer {
   std::string content;
   std::vector<TokenInfo> reasoning_logprobs;
   std::vector<TokenInfo> content_logprobs;
+  std::vector<ParsedCall> calls;
   void add(Delta delta);
 };
 std::string completion_json(const AnswerHead& head, const Answer& answer, const Finished& finished);
 
+// "stop", "length", "tool_calls".
+std::string_view to_string(FinishReason reason);
+
 // Chunks of a stream, each the JSON of one SSE event.
 std::string role_chunk(const AnswerHead& head);                       // the first
 std::string delta_chunk(const AnswerHead& head, const Delta& delta);  // reasoning or content
+// Of a call: its name and id, then parts of its arguments. Empty when there is nothing to say.
+std::vector<std::string> call_chunks(const AnswerHead& head, const ToolCallDelta& call);
 std::string finish_chunk(const AnswerHead& head, FinishReason reason);
 std::string usage_chunk(const AnswerHead& head, const Usage& usage);  // after the finish, if asked for
 

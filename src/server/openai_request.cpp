@@ -241,6 +241,7 @@ void parse_tool_choice(const Fields& fields, ChatRequest& request) {
     const json::string& word = choice->get_string();
     if (word == "none") {
       request.conversation.tools.clear();  // a model that does not know of tools does not call them
+      request.calls = GenerationRequest::Calls::dropped;  // unless it saw calls earlier in the conversation
     } else if (word == "required") {
       fields.faults().add("tool_choice", fmt::format("'tool_choice' 'required' {}.", kNotYet));
     } else if (word != "auto") {
@@ -268,8 +269,13 @@ void parse_tool_choice(const Fields& fields, ChatRequest& request) {
 
 void parse_tools_fields(const Fields& fields, ChatRequest& request) {
   request.conversation.tools = parse_tools(fields);
+  if (!request.conversation.tools.empty()) {
+    request.tools = std::make_shared<const ToolSchemas>(request.conversation.tools);
+  }
+  if (!fields.boolean("parallel_tool_calls").value_or(true)) {
+    request.calls = GenerationRequest::Calls::one;
+  }
   parse_tool_choice(fields, request);
-  static_cast<void>(fields.boolean("parallel_tool_calls"));
   const json::array* functions = fields.array("functions");
   if (functions != nullptr && !functions->empty()) {
     fields.faults().add("functions", "'functions' is not supported; send 'tools' instead.");

@@ -12,16 +12,6 @@ namespace {
 
 namespace json = boost::json;
 
-std::string_view to_string(FinishReason reason) {
-  switch (reason) {
-    case FinishReason::stop:
-      return "stop";
-    case FinishReason::length:
-      return "length";
-  }
-  return "stop";
-}
-
 // A token may be a part of a character: `token` has U+FFFD there, `bytes` the truth.
 json::object choice_json(const TokenInfo::Choice& choice) {
   constexpr double kImpossible = -9999.0;  // OpenAI's, where JSON has no word for -infinity
@@ -80,6 +70,12 @@ json::object usage_json(const Usage& usage) {
   return out;
 }
 
+// Unique as the id of the answer is, and the same in a stream and in a whole answer.
+std::string call_id(const AnswerHead& head, uint32_t index) {
+  const size_t dash = head.id.find('-');
+  return fmt::format("call_{}_{}", head.id.substr(dash == std::string::npos ? 0 : dash + 1), index);
+}
+
 json::object head_json(const AnswerHead& head, std::string_view object) {
   json::object out;
   out["id"] = head.id;
@@ -121,9 +117,57 @@ json::object card_json(const ModelCard& card) {
   return out;
 }
 
+json::array calls_json(const AnswerHead& head, const std::vector<ParsedCall>& calls) {
+  json::array out;
+  for (size_t i = 0; i < calls.size(); ++i) {
+    if (!calls[i].complete) {  // cut off: there is nothing that could be called
+      continue;
+    }
+    json::object function;
+    function["name"] = calls[i].name;
+    function["arguments"] = calls[i].arguments;
+    json::object call;
+    call["id"] = call_id(head, static_cast<uint32_t>(i));
+    call["type"] = "function";
+    call["function"] = std::move(function);
+    out.emplace_back(std::move(call));
+  }
+  return out;
+}
+
+std::string call_chunk(const AnswerHead& head, json::object call) {
+  json::array calls;
+  calls.emplace_back(std::move(call));
+  json::object delta;
+  delta["tool_calls"] = std::move(calls);
+  return chunk(head, std::move(delta), nullptr, nullptr);
+}
+
 }  // namespace
 
+std::string_view to_string(FinishReason reason) {
+  switch (reason) {
+    case FinishReason::stop:
+      return "stop";
+    case FinishReason::length:
+      return "length";
+    case FinishReason::tool_calls:
+      return "tool_calls";
+  }
+  return "stop";
+}
+
 void Answer::add(Delta delta) {
+  if (delta.call) {
+    if (delta.call->index >= calls.size()) {
+      calls.resize(delta.call->index + 1);
+    }
+    ParsedCall& call = calls[delta.call->index];
+    call.name += delta.call->name;
+    call.arguments += delta.call->arguments;
+    call.complete = call.complete || delta.call->complete;
+    return;
+  }
   std::vector<TokenInfo>& tokens =
       delta.content.empty() && !delta.reasoning.empty() ? reasoning_logprobs : content_logprobs;
   tokens.insert(tokens.end(), std::make_move_iterator(delta.logprobs.begin()),
@@ -135,9 +179,14 @@ void Answer::add(Delta delta) {
 std::string completion_json(const AnswerHead& head, const Answer& answer, const Finished& finished) {
   json::object message;
   message["role"] = "assistant";
-  message["content"] = answer.content;
+  json::array calls = calls_json(head, answer.calls);
+  message["content"] =
+      answer.content.empty() && !calls.empty() ? json::value(nullptr) : json::value(answer.content);
   if (!answer.reasoning.empty()) {
     message["reasoning_content"] = answer.reasoning;
+  }
+  if (!calls.empty()) {
+    message["tool_calls"] = std::move(calls);
   }
   const std::string_view reason = to_string(finished.reason);
   json::object choice;
@@ -175,6 +224,30 @@ std::string delta_chunk(const AnswerHead& head, const Delta& delta) {
     logprobs = thinking ? logprobs_json(none, delta.logprobs) : logprobs_json(delta.logprobs, none);
   }
   return chunk(head, std::move(out), std::move(logprobs), nullptr);
+}
+
+std::vector<std::string> call_chunks(const AnswerHead& head, const ToolCallDelta& call) {
+  std::vector<std::string> chunks;
+  if (!call.name.empty()) {
+    json::object function;
+    function["name"] = call.name;
+    function["arguments"] = "";
+    json::object first;
+    first["index"] = call.index;
+    first["id"] = call_id(head, call.index);
+    first["type"] = "function";
+    first["function"] = std::move(function);
+    chunks.push_back(call_chunk(head, std::move(first)));
+  }
+  if (!call.arguments.empty()) {
+    json::object function;
+    function["arguments"] = call.arguments;
+    json::object next;
+    next["index"] = call.index;
+    next["function"] = std::move(function);
+    chunks.push_back(call_chunk(head, std::move(next)));
+  }
+  return chunks;
 }
 
 std::string finish_chunk(const AnswerHead& head, FinishReason reason) {

@@ -40,6 +40,9 @@ HttpResponse preflight(const HttpRequest& request, Route route) {
 }  // namespace
 
 RouteMatch match_route(std::string_view path) {
+  if (path == "/") {
+    return {Route::page, {}};
+  }
   if (path == "/v1" || starts_with(path, "/v1/")) {
     path.remove_prefix(3);
   }
@@ -73,6 +76,7 @@ std::string_view allowed_methods(Route route) {
     case Route::detokenize:
     case Route::apply_template:
       return "POST, OPTIONS";
+    case Route::page:
     case Route::models:
     case Route::model:
     case Route::health:
@@ -103,7 +107,8 @@ std::optional<HttpResponse> answer_from_header(const HttpRequest& request, const
   if (request.method == "OPTIONS") {
     return preflight(request, match.route);
   }
-  if (match.route != Route::health && !has_access(request, rules.api_keys)) {
+  const bool open = match.route == Route::health || match.route == Route::page;
+  if (!open && !has_access(request, rules.api_keys)) {
     ApiError error;
     error.status = 401;
     error.message = request.bearer.empty()

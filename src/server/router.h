@@ -10,7 +10,17 @@
 
 namespace lily {
 
-enum class Route { chat_completions, models, model, health, tokenize, detokenize, apply_template, unknown };
+enum class Route {
+  page,
+  chat_completions,
+  models,
+  model,
+  health,
+  tokenize,
+  detokenize,
+  apply_template,
+  unknown
+};
 
 struct RouteMatch {
   Route route = Route::unknown;

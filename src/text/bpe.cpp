@@ -9,34 +9,48 @@ namespace lily {
 namespace {
 
 constexpr uint64_t kEmpty = UINT64_MAX;
-
-// Ranges of ranks that are merged at a time: one rank each for the first, which are the most frequent (and
-// keep runs of one character out of the heap), 128 each for the rest.
-constexpr uint32_t kSingle = 4096;
-constexpr int kRangeBits = 7;
-
-size_t range_of(uint64_t rank) { return rank < kSingle ? rank : kSingle + ((rank - kSingle) >> kRangeBits); }
-uint64_t end_of_range(size_t range) {
-  return range < kSingle ? range + 1 : kSingle + ((range - kSingle + 1) << kRangeBits);
-}
+constexpr int kRangeBits = 7;  // ranks are kept apart in ranges of 128 until their turn comes
+constexpr uint32_t kRange = 1U << kRangeBits;
 
 uint64_t spread(uint64_t pair) {
   pair *= 0x9E3779B97F4A7C15U;
   return pair ^ pair >> 32;
 }
 
+// Place of the part after that at `at`; there always is one, the end.
+uint32_t after(uint32_t at, const std::vector<uint64_t>& begins) {
+  const uint64_t place = uint64_t{at} + 1;
+  size_t word = place >> 6;
+  uint64_t bits = begins[word] >> (place & 63);
+  if (bits != 0) return static_cast<uint32_t>(place) + static_cast<uint32_t>(std::countr_zero(bits));
+  while ((bits = begins[++word]) == 0) {
+  }
+  return static_cast<uint32_t>(word << 6) + static_cast<uint32_t>(std::countr_zero(bits));
+}
+
+// Place of the part before that at `at` > 0; there always is one, the first.
+uint32_t before(uint32_t at, const std::vector<uint64_t>& begins) {
+  const uint32_t place = at - 1;
+  size_t word = place >> 6;
+  uint64_t bits = begins[word] << (63 - (place & 63));
+  if (bits != 0) return place - static_cast<uint32_t>(std::countl_zero(bits));
+  while ((bits = begins[--word]) == 0) {
+  }
+  return static_cast<uint32_t>(word << 6) + 63 - static_cast<uint32_t>(std::countl_zero(bits));
+}
+
 }  // namespace
 
 Bpe::Bpe(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merges)
     : bytes_(bytes), byte_rank_(size_t{256} * 256, kNone) {
-  result_.reserve(merges.size());
+  merges_.reserve(merges.size());
   slots_.assign(std::bit_ceil(merges.size() * 2 + 2), kEmpty);
   mask_ = slots_.size() - 1;
   filter_.assign(std::bit_ceil(merges.size() / 4 + 1), 0);  // at least 16 bits per merge
   filter_mask_ = filter_.size() * 64 - 1;
   for (const Merge& merge : merges) {
-    const uint64_t rank = result_.size();
-    result_.push_back(merge.result);
+    const uint64_t rank = merges_.size();
+    merges_.push_back(merge);
     const uint64_t pair = uint64_t{merge.left} << 21 | merge.right;
     const uint64_t hash = spread(pair);
     filter_[(hash >> 32 & filter_mask_) >> 6] |= uint64_t{1} << (hash >> 32 & 63);
@@ -47,6 +61,13 @@ Bpe::Bpe(const std::array<uint32_t, 256>& bytes, const std::vector<Merge>& merge
   for (size_t left = 0; left < 256; ++left)
     for (size_t right = 0; right < 256; ++right)
       byte_rank_[left * 256 + right] = rank_of(bytes_[left], bytes_[right]);
+  uint32_t ids = 0;
+  for (const Merge& merge : merges) ids = std::max({ids, merge.left + 1, merge.right + 1, merge.result + 1});
+  std::vector<uint32_t> first_use(ids, kNone);  // by id: the lowest rank that it is part of
+  for (size_t rank = merges.size(); rank-- > 0;)
+    first_use[merges[rank].left] = first_use[merges[rank].right] = static_cast<uint32_t>(rank);
+  for (size_t rank = 0; rank < merges.size(); ++rank)
+    out_of_order_.push_back(first_use[merges[rank].result] <= rank);
 }
 
 uint32_t Bpe::rank_of(uint32_t left, uint32_t right) const {
@@ -80,7 +101,7 @@ void Bpe::encode_short(std::string_view piece, std::vector<int32_t>& out) const 
     const size_t at = static_cast<size_t>(
         std::min_element(rank.begin(), rank.begin() + static_cast<ptrdiff_t>(count - 1)) - rank.begin());
     if (rank[at] == kNone) break;
-    id[at] = result_[rank[at]];
+    id[at] = merges_[rank[at]].result;
     for (size_t i = at + 1; i + 1 < count; ++i) {
       id[i] = id[i + 1];
       rank[i] = rank[i + 1];
@@ -92,54 +113,82 @@ void Bpe::encode_short(std::string_view piece, std::vector<int32_t>& out) const 
   for (size_t i = 0; i < count; ++i) out.push_back(static_cast<int32_t>(id[i]));
 }
 
-// Notes the pair that begins at `at`, if it has a merge: in `now` when its rank is below `limit`.
-void Bpe::offer(uint32_t at, uint64_t limit, std::vector<uint64_t>& now, Scratch& s) {
-  const uint32_t rank = s.parts[at].rank;
-  if (rank == kNone) return;
-  const uint64_t key = uint64_t{rank} << 32 | at;
-  if (rank >= limit) {
-    s.later[range_of(rank)].push_back(key);
-    return;
+// Pairs that have come up, their ranks not known yet. They are looked up together, so that one wait for
+// memory serves them all.
+struct Bpe::Offers {
+  static constexpr size_t kMany = 32;
+
+  // The pairs that the part at `place` makes: with the one before, unless `with_before` is false, and after.
+  void add_around(uint32_t place, bool with_before, const Bpe& bpe, const Scratch& s) {
+    if (with_before && place > 0) {
+      const uint32_t left = before(place, s.begins);
+      add(left, s.ids[left], s.ids[place], bpe);
+    }
+    if (const uint32_t right = s.ids[after(place, s.begins)]; right != kNone)
+      add(place, s.ids[place], right, bpe);
   }
-  now.push_back(key);
-  if (&now == &s.heap) std::push_heap(now.begin(), now.end(), std::greater<>());
+  void add(uint32_t place, uint32_t left, uint32_t right, const Bpe& bpe) {
+    const uint64_t pair = uint64_t{left} << 21 | right;
+    const uint64_t hash = spread(pair);
+    __builtin_prefetch(&bpe.filter_[(hash >> 32 & bpe.filter_mask_) >> 6]);
+    all[count++] = {pair, hash, place};
+  }
+
+  struct Offer {
+    uint64_t pair, hash;
+    uint32_t place;
+  };
+  std::array<Offer, kMany> all;
+  size_t count = 0;
+};
+
+// Notes those offers that have a merge, and forgets all.
+void Bpe::find(Offers& offers, uint64_t limit, Scratch& s) const {
+  size_t likely = 0;
+  for (size_t i = 0; i < offers.count; ++i) {
+    const uint64_t hash = offers.all[i].hash;
+    if ((filter_[(hash >> 32 & filter_mask_) >> 6] >> (hash >> 32 & 63) & 1) == 0) continue;
+    __builtin_prefetch(&slots_[hash & mask_]);
+    offers.all[likely++] = offers.all[i];
+  }
+  for (size_t i = 0; i < likely; ++i) {
+    const auto [pair, hash, place] = offers.all[i];
+    uint64_t slot = hash & mask_;
+    while (slots_[slot] != kEmpty && slots_[slot] >> 21 != pair) slot = (slot + 1) & mask_;
+    if (slots_[slot] != kEmpty) note(static_cast<uint32_t>(slots_[slot] & ((1U << 21) - 1)), place, limit, s);
+  }
+  offers.count = 0;
 }
 
-void Bpe::merge_at(uint32_t at, uint64_t limit, Scratch& s) const {
-  Scratch::Part& part = s.parts[at];
-  Scratch::Part& gone = s.parts[part.after];
-  part.id = result_[part.rank];
-  part.after = gone.after;
-  part.rank = kNone;
-  gone.rank = kNone;
-  if (part.after != kNone) {
-    s.parts[part.after].before = at;
-    part.rank = rank_of(part.id, s.parts[part.after].id);
-    offer(at, limit, s.heap, s);
-  }
-  if (part.before != kNone) {
-    s.parts[part.before].rank = rank_of(s.parts[part.before].id, part.id);
-    offer(part.before, limit, s.heap, s);
+// A pair with a merge begins at `place`: its turn is at once when its rank is below `limit`, else with its
+// rank.
+void Bpe::note(uint32_t rank, uint32_t place, uint64_t limit, Scratch& s) const {
+  const uint64_t key = uint64_t{rank} << 32 | place;
+  if (rank < limit) {
+    s.heap.push_back(key);
+    std::push_heap(s.heap.begin(), s.heap.end(), std::greater<>());
+  } else if (rank >> kRangeBits == s.range) {
+    s.now[rank & (kRange - 1)].push_back(place);
+  } else {
+    s.later[rank >> kRangeBits].push_back(key);
   }
 }
 
-void Bpe::begin_long(std::string_view piece, uint64_t limit, Scratch& s) const {
-  const auto count = static_cast<uint32_t>(piece.size());
-  s.parts.resize(count);
-  s.run.clear();
-  for (uint32_t i = 0; i < count; ++i) {
-    const auto byte = static_cast<uint8_t>(piece[i]);
-    const bool last = i + 1 == count;
-    const uint32_t rank = last ? kNone : byte_rank_[byte * size_t{256} + static_cast<uint8_t>(piece[i + 1])];
-    s.parts[i] = {bytes_[byte], i == 0 ? kNone : i - 1, last ? kNone : i + 1, rank};
-    offer(i, limit, s.run, s);
-  }
+// False when another merge has taken the pair since it was noted.
+bool Bpe::merge_at(uint32_t at, const Merge& merge, Scratch& s) {
+  if (s.ids[at] != merge.left) return false;
+  const uint32_t gone = after(at, s.begins);
+  if (s.ids[gone] != merge.right) return false;
+  s.ids[at] = merge.result;
+  s.ids[gone] = kNone;
+  s.begins[gone >> 6] &= ~(uint64_t{1} << (gone & 63));
+  return true;
 }
 
-// Merges the pairs of s.run, and those below the limit that come up on the way, in order of rank, then place.
-void Bpe::merge_below(uint64_t limit, Scratch& s) const {
-  if (!std::is_sorted(s.run.begin(), s.run.end())) std::sort(s.run.begin(), s.run.end());
-  constexpr size_t kAhead = 6;
+// Merges the pairs of s.run, which is sorted, and those below the limit that come up on the way, one by one
+// in order of rank, then place.
+void Bpe::merge_ordered(uint64_t limit, Scratch& s) const {
+  Offers offers;
   for (size_t i = 0; i < s.run.size() || !s.heap.empty();) {
     uint64_t next = i < s.run.size() ? s.run[i] : kEmpty;
     if (!s.heap.empty() && s.heap.front() < next) {
@@ -148,30 +197,92 @@ void Bpe::merge_below(uint64_t limit, Scratch& s) const {
       s.heap.pop_back();
     } else {
       ++i;
-      if (i + kAhead < s.run.size()) __builtin_prefetch(&s.parts[static_cast<uint32_t>(s.run[i + kAhead])]);
     }
     const auto at = static_cast<uint32_t>(next);
-    if (s.parts[at].rank == next >> 32) merge_at(at, limit, s);  // else the pair has changed since
+    if (!merge_at(at, merges_[next >> 32], s)) continue;
+    offers.add_around(at, true, *this, s);
+    find(offers, limit, s);
   }
 }
 
-// A new pair nearly always has a higher rank than the merge that made it, but need not (27 merges of the
-// published vocabulary use a part that a later merge makes): the heap takes any rank below the limit, so that
-// the next merge is the lowest rank of all, whatever the order of the list.
-void Bpe::encode_long(std::string_view piece, Scratch& s, std::vector<int32_t>& out) const {
-  const bool ranges = piece.size() > kLong;
-  if (ranges) s.later.resize(range_of(result_.size()) + 1);
-  begin_long(piece, ranges ? 0 : kNone, s);
-  if (!ranges) {
-    merge_below(kNone, s);
-  } else {
-    for (size_t range = 0; range < s.later.size(); ++range) {
-      s.run.swap(s.later[range]);
-      s.later[range].clear();
-      merge_below(end_of_range(range), s);
+// All pairs of one rank. No pair that comes up on the way is due before the last of them, so their order does
+// not matter, but that of two equal parts the leftmost pair wins.
+void Bpe::merge_rank(uint32_t rank, Scratch& s) const {
+  const Merge& merge = merges_[rank];
+  std::vector<uint32_t>& places = s.now[rank & (kRange - 1)];
+  if (merge.left == merge.right && !std::is_sorted(places.begin(), places.end()))
+    std::sort(places.begin(), places.end());
+  constexpr size_t kAhead = 8;
+  s.merged.clear();
+  for (size_t i = 0; i < places.size(); ++i) {
+    if (i + kAhead < places.size()) {
+      __builtin_prefetch(&s.ids[places[i + kAhead]]);
+      __builtin_prefetch(&s.begins[places[i + kAhead] >> 6]);
     }
+    if (merge_at(places[i], merge, s)) s.merged.push_back(places[i]);
   }
-  for (uint32_t i = 0; i != kNone; i = s.parts[i].after) out.push_back(static_cast<int32_t>(s.parts[i].id));
+  Offers offers;
+  uint32_t end_of_last = kNone;  // the pair with the part before has been offered by that part
+  for (const uint32_t place : s.merged) {
+    offers.add_around(place, place != end_of_last, *this, s);
+    end_of_last = after(place, s.begins);
+    if (offers.count + 2 > Offers::kMany) find(offers, 0, s);
+  }
+  find(offers, 0, s);
+  places.clear();
+}
+
+// A new pair nearly always has a higher rank than the merge that made it, but need not (27 merges of the
+// published vocabulary use a part that a later merge makes). Where it may not, the merges are made one by
+// one, so that the next is always the lowest rank of all, whatever the order of the list.
+void Bpe::merge_range(Scratch& s) const {
+  for (const uint64_t key : s.later[s.range])
+    s.now[key >> 32 & (kRange - 1)].push_back(static_cast<uint32_t>(key));
+  s.later[s.range].clear();
+  for (uint32_t i = 0; i < kRange; ++i) {
+    const uint32_t rank = s.range << kRangeBits | i;
+    if (s.now[i].empty()) continue;
+    if (!out_of_order_[rank]) {
+      merge_rank(rank, s);
+      continue;
+    }
+    s.run.clear();
+    for (const uint32_t place : s.now[i]) s.run.push_back(uint64_t{rank} << 32 | place);
+    s.now[i].clear();
+    std::sort(s.run.begin(), s.run.end());
+    merge_ordered(uint64_t{rank} + 1, s);
+  }
+}
+
+void Bpe::begin_long(std::string_view piece, bool by_range, Scratch& s) const {
+  const auto count = static_cast<uint32_t>(piece.size());
+  s.ids.resize(size_t{count} + 1);
+  s.ids[count] = kNone;
+  s.begins.assign((size_t{count} >> 6) + 1, UINT64_MAX);
+  s.run.clear();
+  s.range = kNone;
+  if (by_range) s.later.resize((merges_.size() >> kRangeBits) + 1);
+  for (uint32_t i = 0; i < count; ++i) {
+    const auto byte = static_cast<uint8_t>(piece[i]);
+    s.ids[i] = bytes_[byte];
+    if (i + 1 == count) break;
+    const uint32_t rank = byte_rank_[byte * size_t{256} + static_cast<uint8_t>(piece[i + 1])];
+    if (rank == kNone) continue;
+    (by_range ? s.later[rank >> kRangeBits] : s.run).push_back(uint64_t{rank} << 32 | i);
+  }
+}
+
+void Bpe::encode_long(std::string_view piece, Scratch& s, std::vector<int32_t>& out) const {
+  const bool by_range = piece.size() > kLong;
+  begin_long(piece, by_range, s);
+  if (!by_range) {
+    std::sort(s.run.begin(), s.run.end());
+    merge_ordered(kNone, s);
+  } else {
+    for (s.range = 0; s.range < s.later.size(); ++s.range) merge_range(s);
+  }
+  const auto end = static_cast<uint32_t>(piece.size());
+  for (uint32_t i = 0; i < end; i = after(i, s.begins)) out.push_back(static_cast<int32_t>(s.ids[i]));
 }
 
 }  // namespace lily

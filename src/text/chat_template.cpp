@@ -1,6 +1,7 @@
 #include "text/chat_template.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "text/json.h"
 #include "text/unicode.h"
@@ -61,6 +62,10 @@ class Writer {
     literal(part.substr(done));
   }
 
+  void mark() {
+    if (out_.marks.empty() || out_.marks.back() < out_.text.size()) out_.marks.push_back(out_.text.size());
+  }
+
   RenderedPrompt take() { return std::move(out_); }
 
  private:
@@ -91,6 +96,7 @@ class Template {
     bool starts_in_think = false;
     if (!continues_ && options_.add_generation_prompt) {
       writer_.control("<|im_start|>assistant\n");
+      writer_.mark();
       writer_.control(options_.enable_thinking ? "<think>\n" : "<think>\n\n</think>\n\n");
       starts_in_think = options_.enable_thinking;
     }
@@ -146,6 +152,7 @@ class Template {
       writer_.content(content, text);
     }
     writer_.control("<|im_end|>\n");
+    writer_.mark();
     return {};
   }
 
@@ -166,6 +173,8 @@ class Template {
   Result<void> message(size_t index, VisionCount& count) {
     const Message& message = messages_[index];
     const bool late_system = message.role == "system" && index > 0;
+    const bool opens_turn = message.role != "tool" || (index > 0 && messages_[index - 1].role != "tool");
+    if (index > 0 && index + 1 == messages_.size() && opens_turn) writer_.mark();
     LILY_TRY(const Content content, content_of(message, &count, late_system && options_.tolerant));
     const std::string_view text = python_strip(content.text);
     if (message.role == "system") {
@@ -214,7 +223,9 @@ class Template {
     }
     reasoning = python_strip(reasoning);
     writer_.control("<|im_start|>assistant\n");
-    if (options_.preserve_thinking || static_cast<ptrdiff_t>(index) > last_query_) {
+    const bool answers_last_query = static_cast<ptrdiff_t>(index) > last_query_;
+    if (answers_last_query && !std::exchange(answered_, true)) writer_.mark();
+    if (options_.preserve_thinking || answers_last_query) {
       writer_.control("<think>\n");
       if (message.reasoning)
         writer_.literal(reasoning);
@@ -256,6 +267,7 @@ class Template {
   const TemplateOptions& options_;
   Writer writer_;
   ptrdiff_t last_query_ = -1;
+  bool answered_ = false;  // an answer to the last query was written
   bool continues_ = false;
   bool continues_text_ = false;
 };

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "text/json.h"
 #include "text/rendered_prompt.h"
 
 namespace lily {
@@ -56,9 +57,5 @@ Conversation normalize(Conversation conversation);
 
 // Errors carry the template's own words ("No messages provided.", "Unexpected message role.", ...).
 Result<RenderedPrompt> render(const Conversation& conversation, const TemplateOptions& options);
-
-// JSON as Jinja's tojson filter of the template writes it: json.dumps(ensure_ascii=False), separators ", "
-// and ": ".
-std::string to_python_json(const boost::json::value& value);
 
 }  // namespace lily

@@ -17,5 +17,7 @@ Result<boost::json::value> parse_json(std::string_view text);
 
 // json.dumps(value, ensure_ascii=False): separators ", " and ": ", floats as repr() writes them.
 void append_python_json(std::string& out, const boost::json::value& value);
+// The same as a string: what Jinja's tojson filter of the template writes.
+std::string to_python_json(const boost::json::value& value);
 
 }  // namespace lily

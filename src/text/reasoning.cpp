@@ -22,42 +22,57 @@ ReasoningSplitter::ReasoningSplitter(bool starts_in_think, bool continues_text)
              : continues_text ? State::content
                               : State::answer_start) {}
 
+void ReasoningSplitter::drop(size_t bytes) {
+  held_.erase(0, bytes);
+  done_ += bytes;
+  blanks_ -= std::min(blanks_, bytes);
+}
+
+void ReasoningSplitter::take_reasoning(Delta& delta, size_t bytes) const {
+  delta.reasoning_begin = done_;
+  delta.reasoning = held_.substr(0, bytes);
+}
+
 // Drops blank lines at the start of a part; indentation of its first line stays. False when the text does not
 // decide yet.
 bool ReasoningSplitter::start(bool may_open, State after, bool last) {
-  const size_t first = held_.find_first_not_of(kBlank);
+  const size_t first = held_.find_first_not_of(kBlank, blanks_);
   if (first == std::string::npos) {
-    if (last) held_.clear();
+    blanks_ = held_.size();
+    if (last) drop(held_.size());
     return false;
   }
   const std::string_view rest = std::string_view(held_).substr(first);
   if (may_open && rest.starts_with(kOpen)) {
-    held_.erase(0, first + kOpen.size());
+    drop(first + kOpen.size());
     state_ = State::think_start;
     return true;
   }
   if (may_open && !last && kOpen.starts_with(rest)) return false;
-  held_.erase(0, held_.find_last_of('\n', first) + 1);
+  drop(held_.find_last_of('\n', first) + 1);
   state_ = after;
   return true;
 }
 
 bool ReasoningSplitter::think(Delta& delta, bool last) {
-  const size_t close = held_.find(kClose);
+  const size_t close = held_.find(kClose, blanks_);
   if (close != std::string::npos) {
     const size_t end = held_.find_last_not_of(kBlank, close == 0 ? 0 : close - 1);
-    if (close > 0 && end != std::string::npos) delta.reasoning += held_.substr(0, end + 1);
-    held_.erase(0, close + kClose.size());
+    if (close > 0 && end != std::string::npos) take_reasoning(delta, end + 1);
+    drop(close + kClose.size());
     state_ = State::content_start;
     return true;
   }
   size_t safe = held_.size();
   if (!last) {
     safe -= partial(held_, kClose);
-    safe = safe == 0 ? 0 : held_.find_last_not_of(kBlank, safe - 1) + 1;
+    const size_t certain = safe;
+    const size_t text = certain <= blanks_ ? std::string::npos : held_.find_last_not_of(kBlank, certain - 1);
+    safe = text == std::string::npos || text < blanks_ ? 0 : text + 1;
+    blanks_ = safe == 0 ? certain : blanks_;
   }
-  delta.reasoning += held_.substr(0, safe);
-  held_.erase(0, safe);
+  take_reasoning(delta, safe);
+  drop(safe);
   return false;
 }
 
@@ -73,8 +88,9 @@ bool ReasoningSplitter::step(Delta& delta, bool last) {
     case State::content_start:
       return start(false, State::content, last);
     case State::content:
-      delta.content += held_;
-      held_.clear();
+      delta.content_begin = done_;
+      delta.content = held_;
+      drop(held_.size());
       return false;
   }
   return false;

@@ -13,6 +13,8 @@ class ReasoningSplitter {
   struct Delta {
     std::string reasoning;
     std::string content;
+    size_t reasoning_begin = 0;  // where each stands in all the text that was pushed
+    size_t content_begin = 0;
   };
   // `starts_in_think` and `continues_text` come from the rendered prompt. A <think> that the model writes
   // itself, with only blanks before it, opens the think block and is dropped.
@@ -20,7 +22,6 @@ class ReasoningSplitter {
   Delta push(std::string_view text);
   Delta flush();  // end of the answer: what was held back
   bool in_think() const { return state_ == State::think_start || state_ == State::think; }
-  size_t held() const { return held_.size(); }  // bytes pushed that wait for what follows
 
  private:
   enum class State {
@@ -33,9 +34,13 @@ class ReasoningSplitter {
   bool step(Delta& delta, bool last);
   bool start(bool may_open, State after, bool last);
   bool think(Delta& delta, bool last);
+  void drop(size_t bytes);
+  void take_reasoning(Delta& delta, size_t bytes) const;
 
   State state_;
-  std::string held_;  // not decided yet: blanks, or the beginning of a marker
+  size_t blanks_ = 0;  // so many bytes of held_ are known to be blank: they are looked at once
+  size_t done_ = 0;    // bytes that were in held_ before
+  std::string held_;   // not decided yet: blanks, or the beginning of a marker
 };
 
 }  // namespace lily

@@ -12,8 +12,13 @@ struct RenderedPrompt {
     size_t begin;  // byte offsets into text, begin <= end
     size_t end;
   };
-  std::string text;
-  std::vector<Range> literal;  // ascending, disjoint: added tokens are not recognised here
+  std::string text{};
+  std::vector<Range> literal{};  // ascending, disjoint: added tokens are not recognised here
+  // Where later requests of the same conversation or client will part from this one, so that what comes
+  // before is worth keeping: after the system turn, before the last message, after the opening of the first
+  // answer to the last query (a later query drops the reasoning that follows), after that of the answer to
+  // come. Ascending byte offsets; an added token follows each of them.
+  std::vector<size_t> marks{};
   // Where the generated text starts: inside the think block, or after it.
   bool starts_in_think = true;
   // The generated text goes on with a message that already has text (continue_final_message): line breaks at

@@ -1,6 +1,7 @@
 #include "text/stop_strings.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace lily {
 
@@ -48,6 +49,11 @@ StopStrings::Piece StopStrings::push(std::string_view text) {
   piece.text = held_.substr(0, held_.size() - hold);
   held_.erase(0, held_.size() - hold);
   return piece;
+}
+
+std::string StopStrings::release() {
+  for (Stop& stop : stops_) stop.matched = 0;
+  return std::exchange(held_, {});
 }
 
 std::string StopStrings::flush() {

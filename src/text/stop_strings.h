@@ -18,7 +18,8 @@ class StopStrings {
   };
   // Independent of how the text is cut. Linear in the text times the number of stop strings.
   Piece push(std::string_view text);
-  std::string flush();  // the held-back text, at the end of the answer
+  std::string flush();    // the held-back text, at the end of the answer
+  std::string release();  // the same, and the search starts anew: what follows does not continue this text
 
  private:
   struct Stop {

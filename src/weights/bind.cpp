@@ -164,6 +164,7 @@ Result<uint64_t> bind_weights(const Container& container, const ModelConfig& con
   }
   Binder binder(container, config);
   weights = empty_weights(config.shape, binder.has_mtp());
+  weights.mapped = true;
   for (const TensorSite& site : tensor_table(config.shape, weights)) {
     binder.bind(site);
   }

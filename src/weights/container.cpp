@@ -268,14 +268,27 @@ MappedFile::~MappedFile() {
   }
 }
 
-void release_pages(std::span<const std::byte> mapped) {
+namespace {
+
+// Advises about the whole pages inside `mapped`. A hint; refusal costs memory only.
+void advise_pages(std::span<const std::byte> mapped, int advice) {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE));
   const auto begin = (reinterpret_cast<uintptr_t>(mapped.data()) + page - 1) / page * page;
   const auto end = (reinterpret_cast<uintptr_t>(mapped.data()) + mapped.size()) / page * page;
   if (begin < end) {
-    ::madvise(reinterpret_cast<void*>(begin), end - begin,
-              MADV_DONTNEED);  // a hint; refusal costs memory only
+    ::madvise(reinterpret_cast<void*>(begin), end - begin, advice);
   }
+}
+
+}  // namespace
+
+void release_pages(std::span<const std::byte> mapped) { advise_pages(mapped, MADV_DONTNEED); }
+
+void evict_pages(std::span<const std::byte> mapped) {
+#ifdef MADV_PAGEOUT
+  advise_pages(mapped, MADV_PAGEOUT);
+#endif
+  release_pages(mapped);
 }
 
 Result<std::vector<StoredTensor>> parse_safetensors(std::span<const std::byte> image, std::string_view path) {

@@ -35,6 +35,9 @@ class MappedFile {
 // Tells the system that these mapped pages are not needed soon: they leave the resident set of the process
 // and are read again, from the cache or the disk, if touched. For passes over files larger than memory.
 void release_pages(std::span<const std::byte> mapped);
+// The same, and the system is asked to drop them from its cache: where memory is short, pages that nobody will
+// read again would push out those that are about to be read.
+void evict_pages(std::span<const std::byte> mapped);
 
 struct StoredTensor {
   std::string name;

@@ -15,6 +15,8 @@ FOLDERS = {
     "backends/metal": "metal", "backends/absent": "absent", "backends": "registry", "engine": "engine",
     "server": "server",
 }
+# The page at / is made of nodes: nothing in it may turn text into HTML or code.
+PAGE_FORBIDDEN = r"\b(innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|srcdoc|eval\(|new Function)"
 FORBIDDEN = {
     r"\b(std::)?(getenv|secure_getenv|setenv)\s*\(": "environment variables are read in apps/ only",
     r"\bstd::(cout|cerr|clog)\b|(?<![\w:])f?printf\s*\(|\bfmt::print\s*\(|(?<![\w])std(out|err)\b":
@@ -123,13 +125,25 @@ def check_library(relative: str, code: str, text: str, table: dict[str, set[str]
     return faults
 
 
+def check_page(root: Path, path: Path) -> list[str]:
+    relative = path.relative_to(root).as_posix()
+    text = path.read_text()
+    faults = [f"{relative}:{text.count(chr(10), 0, found.start()) + 1}: {found.group(0)}: the page builds nodes, not HTML"
+              for found in re.finditer(PAGE_FORBIDDEN, text)]
+    if (lines := text.count("\n")) > SOURCE_LINES:
+        faults.append(f"{relative}: {lines} lines, budget {SOURCE_LINES}")
+    return faults
+
+
 def main() -> int:
     root = Path(sys.argv[1]).resolve()
     table = arrows(root)
     files = [path for folder in ("src", "apps") for path in sorted((root / folder).rglob("*"))
              if path.suffix in {".h", ".cpp", ".cu", ".metal", ".mm"}]
+    page = sorted((root / "src/server/page").iterdir())
     faults = [fault for path in files for fault in check_file(root, path, table)]
-    print("\n".join(faults) if faults else f"{len(files)} files keep the rules")
+    faults += [fault for path in page for fault in check_page(root, path)]
+    print("\n".join(faults) if faults else f"{len(files) + len(page)} files keep the rules")
     return 1 if faults or not files else 0
 
 

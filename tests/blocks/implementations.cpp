@@ -46,13 +46,13 @@ const std::vector<Implementation>& implementations() {
                               std::make_unique<cpu::CpuBlocks>(*kernels, threads));
                         },
                         {.embed = 0,
-                         .delta_net = 1e-5,
+                         .delta_net = 5e-4,
                          .attention = 4e-3,
-                         .moe = 1e-5,
-                         .head = 1e-5,
-                         .state = 1e-5,
+                         .moe = 3e-4,
+                         .head = 5e-5,
+                         .state = 1e-4,
                          .model = 1e-2,
-                         .router = 1e-5},
+                         .router = 3e-4},
                         {}});
       }
     }

@@ -40,6 +40,7 @@ struct FakeControl {
   std::function<std::optional<Error>(size_t pass)> fail_collect;
   std::function<void(size_t pass)> on_collect;  // before a pass is computed; may throw
   std::function<std::optional<Error>(int state)> fail_new_state;
+  std::function<bool(uint32_t length)> fail_resume;  // of a checkpoint of this length
 
   std::vector<SeenPass> passes() const {
     const std::lock_guard lock(mutex);
@@ -56,6 +57,7 @@ struct FakeControl {
   std::vector<SeenPass> seen;
   std::vector<std::string> broken;
   std::atomic<int> states_alive{0};
+  std::atomic<int> checkpoints_alive{0};
   std::atomic<int> states_made{0};
   std::atomic<int> passes_cancelled{0};
 };
@@ -72,13 +74,20 @@ inline int32_t fake_next_token(const FakeControl::History& history, uint64_t see
 
 class FakeCheckpoint final : public Checkpoint {
  public:
-  explicit FakeCheckpoint(FakeControl::History history) : history_(std::move(history)) {}
+  FakeCheckpoint(std::shared_ptr<FakeControl> control, FakeControl::History history)
+      : control_(std::move(control)), history_(std::move(history)) {
+    ++control_->checkpoints_alive;
+  }
+  ~FakeCheckpoint() override { --control_->checkpoints_alive; }
+  FakeCheckpoint(const FakeCheckpoint&) = delete;
+  FakeCheckpoint& operator=(const FakeCheckpoint&) = delete;
   uint32_t length() const override { return static_cast<uint32_t>(history_.size()); }
   uint64_t bytes() const override { return history_.size() * sizeof(int32_t); }
   Result<void> write(ByteSink& sink) const override { return sink.write(std::as_bytes(std::span(history_))); }
   const FakeControl::History& history() const { return history_; }
 
  private:
+  std::shared_ptr<FakeControl> control_;
   FakeControl::History history_;
 };
 
@@ -95,11 +104,14 @@ class FakeState final : public SequenceState {
   uint32_t length() const override { return submitted; }
   Result<std::unique_ptr<Checkpoint>> save() override {
     if (in_flight > 0) return fail(ErrorKind::internal, "the fake does not save a state in flight");
-    return std::make_unique<FakeCheckpoint>(history);
+    return std::make_unique<FakeCheckpoint>(control_, history);
   }
   Result<void> resume(const Checkpoint& checkpoint) override {
     if (in_flight > 0) breach("resume() of a state in flight");
     if (failed) breach("resume() of a failed state");
+    if (control_->fail_resume && control_->fail_resume(checkpoint.length())) {
+      return fail(ErrorKind::internal, "the fake was told to fail");
+    }
     history = dynamic_cast<const FakeCheckpoint&>(checkpoint).history();
     submitted = static_cast<uint32_t>(history.size());
     last_token.reset();
@@ -158,6 +170,9 @@ class FakeBackend final : public Backend {
     }
     return std::make_unique<FakeState>(control_, number, max_tokens);
   }
+
+  // States are free, a checkpoint costs one.
+  uint64_t state_bytes() const override { return static_cast<uint64_t>(control_->checkpoints_alive); }
 
   Result<Ticket> submit(const Pass& pass) override {
     if (control_->fail_submit) {

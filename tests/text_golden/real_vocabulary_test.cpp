@@ -6,6 +6,7 @@
 #include "tests/support/hf_messages.h"
 #include "text/detokenizer.h"
 #include "text/json.h"
+#include "text/prompt_tokens.h"
 #include "text/tokenizer.h"
 
 namespace lily {
@@ -62,6 +63,28 @@ TEST_F(RealVocabulary, TextOfAUserIsNoControlToken) {
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 248046), 1);
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 248045), 2);
   EXPECT_EQ(tokenizer_->decode(ids, false), prompt->text);
+}
+
+TEST_F(RealVocabulary, APromptCutAtItsMarksHasTheSameTokens) {
+  std::ifstream lines(std::string(LILY_SOURCE_DIR) + "/tests/data/qwen36/conversations.jsonl");
+  size_t marks = 0;
+  for (std::string line; std::getline(lines, line);) {
+    const auto row = parse_json(line);
+    ASSERT_TRUE(row) << row.error().message;
+    const auto prompt = test::render_json(row->at("input").as_object());
+    if (!prompt) continue;
+    const PromptTokens tokens = tokenize(*prompt, *tokenizer_);
+    ASSERT_EQ(tokens.ids, tokenizer_->encode(*prompt));
+    ASSERT_EQ(tokens.marks.size(), prompt->marks.size());
+    for (size_t i = 0; i < tokens.marks.size(); ++i, ++marks) {
+      const std::string before =
+          tokenizer_->decode(std::span(tokens.ids).first(tokens.marks[i]), /*skip_special=*/false);
+      RenderedPrompt cut = *prompt;
+      cut.text.resize(prompt->marks[i]);
+      ASSERT_EQ(before, tokenizer_->decode(tokenizer_->encode(cut), false));
+    }
+  }
+  EXPECT_GT(marks, 400U);
 }
 
 TEST_F(RealVocabulary, OneMegabyteOfAnything) {

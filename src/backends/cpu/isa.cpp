@@ -27,6 +27,14 @@ bool has_avx512() {
 #endif
 }
 
+bool has_avx512vnni() {
+#if defined(__x86_64__)
+  return has_avx512() && __builtin_cpu_supports("avx512vnni");
+#else
+  return false;
+#endif
+}
+
 std::string usable_names() {
   std::string names;
   for (const IsaListing& isa : list_isas()) {
@@ -42,6 +50,9 @@ std::string usable_names() {
 
 std::vector<IsaListing> list_isas() {
   std::vector<IsaListing> isas;
+  if (const Kernels* kernels = avx512vnni_kernels()) {
+    isas.push_back({kernels, has_avx512vnni()});
+  }
   if (const Kernels* kernels = avx512_kernels()) {
     isas.push_back({kernels, has_avx512()});
   }

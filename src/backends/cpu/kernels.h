@@ -10,8 +10,9 @@
 #include <string_view>
 #include <vector>
 
+#include "backends/cpu/packed.h"
 #include "base/result.h"
-#include "model/tensors.h"
+#include "model/shape.h"
 
 namespace lily::cpu {
 
@@ -24,29 +25,31 @@ static_assert(kQwen36.q_heads == kGroupHeads * kQwen36.kv_heads &&
 // Tokens of one key-value block (backends/host/state.h): the step of the online softmax.
 inline constexpr uint32_t kAttendTokens = 64;
 
-// What of a matrix decides how its input has to lie.
-struct InputFormat {
-  uint32_t cols;
-  uint32_t bits;
-  uint32_t group;
-  bool operator==(const InputFormat&) const = default;
-};
-
+// A prepared (quantised) row: per digit, highest first, cols signed bytes, of every 8 the 4 even ones before
+// the 4 odd ones; then per group the scale, then per group the sum of what the digits stand for. 64-byte
+// aligned and padded.
+//   x[c] ~ scale * digit[c], or scale * (256 * digit0[c] + digit1[c])
+// A group with an input that is not finite has a scale that is not a number.
+static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes; the sums follow
+  return size_t{f.cols} * static_cast<size_t>(f.digits);
+}
+static constexpr size_t prepared_bytes(const InputFormat& f) {
+  return (prepared_scales(f) + f.cols / f.group * 2 * sizeof(float) + 63) / 64 * 64;
+}
 struct PrepareArgs {
   InputFormat format;
   const float* x;  // [cols]
-  float* out;      // [prepared_floats(format)]
+  std::byte* out;  // [prepared_bytes(format)]
 };
 
-// y[i][o] (+)= sum_c x[i][c] * w[o][c], for outputs [begin, end):
-//   sum over groups g of scale[o][g] * (q[o]·x)_g + bias[o][g] * (sum of x)_g.
+// y[i][o] (+)= sum over groups g of scale[o][g] * (q[o]·x[i])_g + bias[o][g] * (sum of x[i])_g, for outputs
+// [begin, end), the groups in order. The products of codes and digits are integers and exact.
 struct MatmulArgs {
-  const AffineMatrix* matrix;  // of one expert
-  const float* x;              // prepared rows
-  size_t x_stride;             // floats from one prepared row to the next
-  const uint32_t* x_rows;      // row i reads prepared row x_rows[i]; nullptr: row i
+  const PackedMatrix* matrix;  // of one expert
+  const std::byte* x;          // prepared rows
+  size_t x_stride;             // bytes from one prepared row to the next
   uint32_t rows;
-  uint32_t begin;  // outputs
+  uint32_t begin;  // outputs; a multiple of kBlockOutputs
   uint32_t end;
   float* y;         // row i, output o: y[i * y_stride + o]
   size_t y_stride;  // floats
@@ -107,10 +110,10 @@ struct AttendArgs {
   float* total;    // [kGroupHeads]: sum of exp(score - largest)
 };
 
+inline constexpr size_t kPeakSink = 192;
+
 struct Kernels {
   std::string_view name;
-  // Floats of one prepared row; a multiple of 16.
-  size_t (*prepared_floats)(const InputFormat& format);
   void (*prepare)(const PrepareArgs& args);
   void (*matmul)(const MatmulArgs& args);
   void (*rms_norm)(const NormArgs& args);
@@ -125,16 +128,18 @@ struct Kernels {
   void (*multiply_add)(float* y, const float* x, float factor, uint32_t count);  // y += factor * x
   void (*to_bf16)(const float* x, std::byte* out, uint32_t count);               // round to nearest even
   // The instruction that products of many rows are made of, and its peak on one thread: does `rounds` rounds
-  // of independent multiply-adds in registers and returns how many that were. Reads sink[0] and writes to it,
-  // so that nothing can be left out.
+  // of independent multiply-adds of codes of 4 bits and digits in registers and returns how many that were.
+  // sink: kPeakSink bytes: 64 of codes, 64 of digits, 64 that are added to the digits (as words) after each
+  // round. Writes the sum of all to it as a float, so that nothing can be left out.
   std::string_view multiply;
-  uint64_t (*multiply_add_peak)(uint64_t rounds, float* sink);
+  uint64_t (*multiply_add_peak)(uint64_t rounds, std::byte* sink);
 };
 
 // The variants; a null pointer where the compiler's target has none.
 extern const Kernels kScalarKernels;
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* avx512vnni_kernels();
 
 // Every variant compiled in, the fastest first, and whether this processor can run it.
 struct IsaListing {

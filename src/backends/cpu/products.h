@@ -1,4 +1,4 @@
-// Products of prepared rows with affine matrices, several in one parallel region.
+// Products of prepared rows with packed matrices, several in one parallel region.
 #pragma once
 
 #include <array>
@@ -31,31 +31,33 @@ class Carver {
 class PreparedRows {
  public:
   PreparedRows(const Kernels& kernels, Carver& carver, uint32_t rows,
-               std::initializer_list<const AffineMatrix*> readers);
+               std::initializer_list<const PackedMatrix*> readers);
   void prepare(uint32_t row, const float* x) const;
+  // Copies row `from_row` of rows that are prepared in all formats of these.
+  void copy(uint32_t row, const PreparedRows& from, uint32_t from_row) const;
   // The copy that `reader` reads.
   struct Rows {
-    const float* data;
-    size_t stride;
+    std::byte* data;
+    size_t stride;  // bytes
+    Rows from(size_t row) const { return {data + row * stride, stride}; }
   };
-  Rows rows_for(const AffineMatrix& reader) const;
+  Rows rows_for(const PackedMatrix& reader) const;
 
  private:
   struct Copy {
     InputFormat format;
-    float* data;
-    size_t stride;
+    Rows rows;
   };
-  static constexpr uint32_t kMaxFormats = 6;  // 4 or 8 bits, groups of 32, 64 or 128
+  const Copy& copy_of(const InputFormat& format) const;
+  static constexpr uint32_t kMaxFormats = 6;  // one or two digits, groups of 32, 64 or 128
   const Kernels* kernels_;
   std::array<Copy, kMaxFormats> copies_;
   uint32_t count_ = 0;
 };
 
 struct Product {
-  AffineMatrix matrix;  // of one expert
+  PackedMatrix matrix;  // of one expert
   PreparedRows::Rows x;
-  const uint32_t* x_rows = nullptr;  // row i reads prepared row x_rows[i]; nullptr: row i
   uint32_t rows = 0;
   float* y = nullptr;
   size_t y_stride = 0;

@@ -24,6 +24,7 @@ struct HostBackend::Impl {
   DeviceInfo device;
   std::unique_ptr<Blocks> blocks;
   Plan plan{};
+  const std::shared_ptr<MemoryCount> state_memory = std::make_shared<MemoryCount>(0);
   StateLayout layout{};
   std::optional<PassRunner> runner;
 
@@ -116,7 +117,7 @@ Result<void> HostBackend::load(const ModelWeights& weights, const Plan& plan,
   }
   LILY_TRY_VOID(impl_->blocks->load(weights, plan, progress));
   impl_->plan = plan;
-  impl_->layout = {plan.shape, impl_->blocks->kv_type()};
+  impl_->layout = {plan.shape, impl_->blocks->kv_type(), impl_->state_memory};
   impl_->runner.emplace(*impl_->blocks, weights, plan);
   if (auto allocated = impl_->runner->allocate(); !allocated) {
     impl_->runner.reset();
@@ -141,6 +142,8 @@ Result<std::unique_ptr<SequenceState>> HostBackend::new_state(uint32_t max_token
   LILY_TRY(std::unique_ptr<HostState> state, HostState::create(impl_->layout, max_tokens));
   return std::unique_ptr<SequenceState>(std::move(state));
 }
+
+uint64_t HostBackend::state_bytes() const { return *impl_->state_memory; }
 
 Result<Ticket> HostBackend::submit(const Pass& pass) {
   if (!impl_->runner) {

@@ -29,9 +29,10 @@ Result<RecurrentArrays> copy_of(const RecurrentArrays& from) {
 
 }  // namespace
 
-Result<BlockRef> BlockRef::allocate(size_t bytes) {
+Result<BlockRef> BlockRef::allocate(size_t bytes, const std::shared_ptr<MemoryCount>& count) {
   auto block = std::make_unique<KvBlock>();
   LILY_TRY(block->data, AlignedBytes::allocate(bytes));
+  block->charge = MemoryCharge(count, bytes);
   BlockRef ref;
   ref.block_ = block.release();
   return ref;
@@ -95,6 +96,7 @@ HostState::~HostState() { gate_->wait(); }
 Result<std::unique_ptr<HostState>> HostState::create(const StateLayout& layout, uint32_t max_tokens) {
   std::unique_ptr<HostState> state(new HostState(layout, max_tokens));
   LILY_TRY(state->recurrent_, RecurrentArrays::allocate(layout.recurrent_floats()));
+  state->charge_ = layout.charge_arrays(1);
   return state;
 }
 
@@ -109,6 +111,7 @@ Result<std::unique_ptr<Checkpoint>> HostState::save() {
   }
   auto checkpoint = std::make_unique<HostCheckpoint>(layout_, length_);
   LILY_TRY(checkpoint->recurrent_, copy_of(recurrent_));
+  checkpoint->charge_ = layout_.charge_arrays(1);
   checkpoint->blocks_.assign(blocks_.begin(), blocks_.begin() + blocks_for(length_));
   checkpoint->answer_ = answer_;
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
@@ -227,7 +230,7 @@ Result<void> HostState::make_own(BlockRef& block) {
   if (!block.empty() && block.exclusive()) {
     return {};
   }
-  LILY_TRY(BlockRef own, BlockRef::allocate(layout_.kv_block_bytes()));
+  LILY_TRY(BlockRef own, BlockRef::allocate(layout_.kv_block_bytes(), layout_.memory));
   if (!block.empty()) {
     std::memcpy(own.data().data(), block.data().data(), own.data().size());
   }
@@ -249,6 +252,7 @@ Result<void> HostState::begin_rows(uint32_t position, uint32_t rows, bool provis
   while (kept_.size() < kept_rows_) {
     LILY_TRY(RecurrentArrays arrays, RecurrentArrays::allocate(layout_.recurrent_floats()));
     kept_.push_back(std::move(arrays));
+    charge_ = layout_.charge_arrays(1 + kept_.size());
   }
   return {};
 }

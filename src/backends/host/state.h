@@ -20,10 +20,37 @@ namespace lily::host {
 
 inline constexpr uint32_t kBlockTokens = 64;
 
+// What all states and checkpoints of a backend hold, in bytes.
+using MemoryCount = std::atomic<uint64_t>;
+
+// Adds to a count for as long as it lives.
+class MemoryCharge {
+ public:
+  MemoryCharge() = default;
+  MemoryCharge(std::shared_ptr<MemoryCount> count, uint64_t bytes) : count_(std::move(count)), bytes_(bytes) {
+    if (count_) *count_ += bytes_;
+  }
+  MemoryCharge(MemoryCharge&& other) noexcept
+      : count_(std::move(other.count_)), bytes_(std::exchange(other.bytes_, 0)) {}
+  MemoryCharge& operator=(MemoryCharge other) noexcept {
+    std::swap(count_, other.count_);
+    std::swap(bytes_, other.bytes_);
+    return *this;
+  }
+  ~MemoryCharge() {
+    if (count_) *count_ -= bytes_;
+  }
+
+ private:
+  std::shared_ptr<MemoryCount> count_;
+  uint64_t bytes_ = 0;
+};
+
 // Keys and values of kBlockTokens consecutive tokens in all attention layers:
 // [attention layer][keys | values][kv head][token][kHeadDim], elements f32 or bf16.
 struct KvBlock {
   AlignedBytes data;
+  MemoryCharge charge;
   std::atomic<uint32_t> users = 1;  // BlockRefs
 };
 
@@ -32,7 +59,7 @@ struct KvBlock {
 class BlockRef {
  public:
   BlockRef() = default;
-  static Result<BlockRef> allocate(size_t bytes);
+  static Result<BlockRef> allocate(size_t bytes, const std::shared_ptr<MemoryCount>& count);
   BlockRef(const BlockRef& other);
   BlockRef(BlockRef&& other) noexcept : block_(std::exchange(other.block_, nullptr)) {}
   BlockRef& operator=(BlockRef other) noexcept {
@@ -53,6 +80,7 @@ class BlockRef {
 struct StateLayout {
   Shape shape;
   DType kv_type;
+  std::shared_ptr<MemoryCount> memory{};  // where what they hold is counted; null: nowhere
   size_t kv_head_bytes() const { return size_t{kBlockTokens} * Shape::kHeadDim * size_of(kv_type); }
   size_t kv_block_bytes() const {
     return size_t{shape.attention_layers()} * 2 * shape.kv_heads * kv_head_bytes();
@@ -64,6 +92,9 @@ struct StateLayout {
     return size_t{shape.v_heads} * Shape::kKeyDim * Shape::kValueDim;
   }  // of one layer
   size_t recurrent_floats() const { return shape.delta_net_layers() * (conv_floats() + delta_floats()); }
+  MemoryCharge charge_arrays(size_t arrays) const {
+    return {memory, arrays * recurrent_floats() * sizeof(float)};
+  }
   bool operator==(const StateLayout& other) const {
     return shape.id == other.shape.id && shape.layers == other.shape.layers && kv_type == other.kv_type;
   }
@@ -113,6 +144,7 @@ class HostCheckpoint final : public Checkpoint {
   friend class HostState;
   StateLayout layout_;
   uint32_t length_;
+  MemoryCharge charge_;
   RecurrentArrays recurrent_;
   std::vector<BlockRef> blocks_;
   AnswerState answer_;
@@ -179,6 +211,7 @@ class HostState final : public SequenceState {
   std::vector<int32_t> draft_tokens_;
   bool samples_ = false;
   // The running side.
+  MemoryCharge charge_;  // of the arrays
   RecurrentArrays recurrent_;
   std::vector<BlockRef> blocks_;
   std::vector<RecurrentArrays> kept_;  // [row]

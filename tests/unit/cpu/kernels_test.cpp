@@ -289,14 +289,24 @@ TEST_P(Kernel, AttentionIsTheSoftmaxOverAllTokens) {
   }
 }
 
-// As many as it says, and none left out: every chain of x = x / 2 + sink ends near 2 * sink.
+// As many as it says, and none left out: the sum is that of all products.
 TEST_P(Kernel, DoesTheMultiplyAddsOfItsPeak) {
-  float sink = 3.0F;
-  const uint64_t once = kernels().multiply_add_peak(100, &sink);
-  ASSERT_GT(once, 0U);
-  EXPECT_NEAR(sink, 6.0 * static_cast<double>(once) / 100, 1e-3 * static_cast<double>(once));
-  sink = 0.0F;
-  EXPECT_EQ(kernels().multiply_add_peak(300, &sink), 3 * once);
+  const auto peak = [&](int codes, int digits, int step, uint64_t& count) {
+    std::array<std::byte, kPeakSink> sink{};
+    std::fill_n(sink.begin(), 64, static_cast<std::byte>(codes));
+    std::fill_n(sink.begin() + 64, 64, static_cast<std::byte>(digits));
+    std::fill_n(sink.begin() + 128, 64, static_cast<std::byte>(step));
+    count = kernels().multiply_add_peak(100, sink.data());
+    return double{load_unaligned<float>(sink.data())};
+  };
+  uint64_t count = 0;
+  const double plain = peak(0, 1, 0, count);  // the chains' own codes
+  ASSERT_GT(count, 0U);
+  uint64_t again = 0;
+  EXPECT_EQ(peak(1, 1, 0, again) - plain, static_cast<double>(count) / 2) << "one more in each low half";
+  EXPECT_EQ(again, count);
+  EXPECT_EQ(peak(16, 1, 0, again) - plain, static_cast<double>(count) / 2) << "and in each high half";
+  EXPECT_NEAR(peak(0, 0, 1, again), 99.0 / 2 * plain, 1e-3 * plain) << "digits 0, 1, 2, ... 99";
   EXPECT_FALSE(kernels().multiply.empty());
 }
 

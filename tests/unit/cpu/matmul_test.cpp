@@ -1,5 +1,7 @@
-// Products of every format against a sum in double of the decoded weights.
+// Quantised rows against what they stand for, and products of every format against a sum in double of the
+// decoded weights with the quantised rows.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 
@@ -56,28 +58,45 @@ class Matrix {
   std::vector<std::byte> codes_, scales_, biases_;
 };
 
+// A matrix packed.
+class Packed {
+ public:
+  explicit Packed(const AffineMatrix& m, Digits digits = Digits::one) : form_(packed_form(m, digits)) {
+    bytes_ = *AlignedBytes::allocate(form_.total_bytes());
+    for (uint32_t block = 0; block < form_.blocks(); ++block) {
+      pack_block(m, form_, block, bytes_.data() + block * block_bytes(form_));
+    }
+    form_.data = bytes_.data();
+  }
+  const PackedMatrix& view() const { return form_; }
+
+ private:
+  PackedMatrix form_;
+  AlignedBytes bytes_;
+};
+
 struct Inputs {
-  std::vector<float> plain;     // [rows][cols]
-  std::vector<float> prepared;  // [rows][stride]
+  std::vector<float> plain;          // [rows][cols]
+  AlignedArray<std::byte> prepared;  // [rows][stride]
   size_t stride;
 };
 
-Inputs make_inputs(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
-  const InputFormat format{m.cols, m.bits, m.group};
-  Inputs inputs{randoms(size_t{rows} * m.cols, 5 + m.cols), {}, kernels.prepared_floats(format)};
-  inputs.prepared.assign(rows * inputs.stride, std::nanf(""));  // prepare must write all that is read
+Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, uint32_t rows) {
+  const size_t stride = prepared_bytes(m.input());
+  Inputs inputs{randoms(size_t{rows} * m.cols, 5 + m.cols), {}, stride};
+  inputs.prepared = *AlignedArray<std::byte>::allocate(rows * stride);
+  std::memset(inputs.prepared.data(), 0xff, rows * stride);  // prepare must write all that is read
   for (uint32_t row = 0; row < rows; ++row) {
     kernels.prepare(
-        {format, inputs.plain.data() + size_t{row} * m.cols, inputs.prepared.data() + row * inputs.stride});
+        {m.input(), inputs.plain.data() + size_t{row} * m.cols, inputs.prepared.data() + row * stride});
   }
   return inputs;
 }
 
-MatmulArgs args_of(const AffineMatrix& m, const Inputs& inputs, uint32_t rows, float* y) {
+MatmulArgs args_of(const PackedMatrix& m, const Inputs& inputs, uint32_t rows, float* y) {
   return {.matrix = &m,
           .x = inputs.prepared.data(),
           .x_stride = inputs.stride,
-          .x_rows = nullptr,
           .rows = rows,
           .begin = 0,
           .end = m.rows,
@@ -86,38 +105,59 @@ MatmulArgs args_of(const AffineMatrix& m, const Inputs& inputs, uint32_t rows, f
           .accumulate = false};
 }
 
+// A prepared row as numbers: what its digits stand for.
+std::vector<double> numbers_of(const std::byte* prepared, const InputFormat& format) {
+  std::vector<double> out(format.cols);
+  for (uint32_t c = 0; c < format.cols; ++c) {
+    const auto digit = [&](size_t i) { return static_cast<double>(load_unaligned<int8_t>(prepared + i)); };
+    const auto scale =
+        load_unaligned<float>(prepared + prepared_scales(format) + c / format.group * sizeof(float));
+    const size_t at = c / 8 * 8 + c % 2 * 4 + c % 8 / 2;  // the even ones of 8, then the odd ones
+    const double value = format.digits == Digits::one ? digit(at) : 256 * digit(at) + digit(format.cols + at);
+    out[c] = value * double{scale};
+  }
+  return out;
+}
+
 struct Expected {
   double value;
   double bound;  // of the rounding errors
 };
 
-// Terms |scale*q*x| and |bias*x| pass through at most one rounded product each and depth additions: cols/8 in
-// a lane of the narrowest vector, one per group and a few more to join lanes and groups.
-Expected expected(const AffineMatrix& m, uint32_t output, const float* x) {
+// Sums of integers are exact. Per group, the product with the scales passes through three roundings
+// (scale * scale, and the integer, and the term) and the bias through two; then there is one addition for
+// each.
+Expected expected(const AffineMatrix& m, uint32_t output, std::span<const double> x) {
   std::vector<uint8_t> codes(m.cols);
   decode_codes(m, output, codes);
   double sum = 0;
   double size = 0;
-  for (uint32_t c = 0; c < m.cols; ++c) {
-    const AffineGroup group = load_group(m, output, c / m.group);
-    sum += (double{group.scale} * codes[c] + double{group.bias}) * double{x[c]};
-    size +=
-        (std::fabs(double{group.scale}) * codes[c] + std::fabs(double{group.bias})) * std::fabs(double{x[c]});
+  for (uint32_t g = 0; g < m.cols / m.group; ++g) {
+    const AffineGroup group = load_group(m, output, g);
+    double dot = 0;
+    double total = 0;
+    for (uint32_t c = g * m.group; c < (g + 1) * m.group; ++c) {
+      dot += codes[c] * x[c];
+      total += x[c];
+    }
+    sum += double{group.scale} * dot + double{group.bias} * total;
+    size += std::fabs(double{group.scale} * dot) + std::fabs(double{group.bias} * total);
   }
-  const double depth = m.cols / 8.0 + m.cols / static_cast<double>(m.group) + 24.0;
-  return {sum, depth * kUnit * size};
+  return {sum, (2.0 * m.cols / m.group + 4.0) * kUnit * size};
 }
 
-void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
-  const Inputs inputs = make_inputs(kernels, m, rows);
+void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows, Digits digits) {
+  const Packed packed(m, digits);
+  const Inputs inputs = make_inputs(kernels, packed.view(), rows);
   std::vector<float> y(size_t{rows} * m.rows, std::nanf(""));
-  kernels.matmul(args_of(m, inputs, rows, y.data()));
+  kernels.matmul(args_of(packed.view(), inputs, rows, y.data()));
   for (uint32_t row = 0; row < rows; ++row) {
+    const auto x = numbers_of(inputs.prepared.data() + row * inputs.stride, packed.view().input());
     for (uint32_t output = 0; output < m.rows; ++output) {
-      const Expected want = expected(m, output, inputs.plain.data() + size_t{row} * m.cols);
+      const Expected want = expected(m, output, x);
       ASSERT_NEAR(y[size_t{row} * m.rows + output], want.value, want.bound)
           << "rows " << rows << " row " << row << " output " << output << " of " << m.rows << "x" << m.cols
-          << ", " << m.bits << " bits, group " << m.group;
+          << ", " << m.bits << " bits, group " << m.group << ", digits " << static_cast<int>(digits);
     }
   }
 }
@@ -128,10 +168,12 @@ TEST_P(Matmul, EqualsTheSumOfDecodedWeightsInEveryFormat) {
   for (const uint32_t bits : {4U, 8U}) {
     for (const uint32_t group : {32U, 64U, 128U}) {
       for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-        for (const uint32_t cols : {128U, 384U, 2048U}) {
-          for (const uint32_t rows : {1U, 3U, 8U}) {
-            const Matrix m(rows == 3 ? 9 : 12, cols, bits, group, type);
-            ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows));
+        for (const Digits digits : {Digits::one, Digits::two}) {
+          for (const uint32_t cols : {128U, 384U, 2048U}) {
+            for (const uint32_t rows : {1U, 3U, 8U}) {
+              const Matrix m(rows == 3 ? 9 : 32, cols, bits, group, type);
+              ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows, digits));
+            }
           }
         }
       }
@@ -139,20 +181,116 @@ TEST_P(Matmul, EqualsTheSumOfDecodedWeightsInEveryFormat) {
   }
 }
 
-TEST_P(Matmul, TakesRowsShorterThanAVector) {
+TEST_P(Matmul, TakesShortRows) {
   for (const uint32_t bits : {4U, 8U}) {
     for (const uint32_t cols : {32U, 64U, 96U, 160U}) {
       const Matrix m(6, cols, bits, 32, DType::bf16);
-      ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), 2));
+      ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), 2, Digits::two));
     }
   }
 }
 
 TEST_P(Matmul, TakesAnyNumberOfRowsAndOutputs) {
-  for (const uint32_t rows : {1U, 2U, 4U, 5U, 47U, 48U, 49U, 100U}) {
-    for (const uint32_t outputs : {1U, 2U, 3U, 5U, 32U}) {
+  for (const uint32_t rows : {1U, 2U, 4U, 5U, 7U, 13U, 47U, 48U, 49U, 300U}) {
+    for (const uint32_t outputs : {1U, 2U, 15U, 16U, 17U, 48U}) {
       const Matrix m(outputs, 256, 4, 64, DType::bf16);
-      ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows));
+      ASSERT_NO_FATAL_FAILURE(
+          expect_product(kernels(), m.view(), rows, rows % 2 == 0 ? Digits::one : Digits::two));
+    }
+  }
+}
+
+// The largest integers that a group can add up to.
+TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
+  for (const uint32_t bits : {4U, 8U}) {
+    for (const Digits digits : {Digits::one, Digits::two}) {
+      for (const float sign : {1.0F, -1.0F}) {
+        std::vector<std::byte> codes(16 * 128 * bits / 8, std::byte{0xff});
+        const std::vector<float> ones(16, 1.0F);
+        AffineMatrix m{.codes = codes.data(),
+                       .scales = reinterpret_cast<const std::byte*>(ones.data()),
+                       .biases = reinterpret_cast<const std::byte*>(ones.data()),
+                       .scale_type = DType::f32,
+                       .rows = 16,
+                       .cols = 128,
+                       .bits = bits,
+                       .group = 128};
+        const Packed packed(m, digits);
+        const std::vector<float> x(128, sign);
+        auto prepared = *AlignedBytes::allocate(prepared_bytes(packed.view().input()));
+        kernels().prepare({packed.view().input(), x.data(), prepared.data()});
+        std::array<float, 16> y{};
+        kernels().matmul({.matrix = &packed.view(),
+                          .x = prepared.data(),
+                          .x_stride = prepared.size(),
+                          .rows = 1,
+                          .begin = 0,
+                          .end = 16,
+                          .y = y.data(),
+                          .y_stride = 16,
+                          .accumulate = false});
+        const float want = sign * 128.0F * static_cast<float>(1U << bits);
+        EXPECT_NEAR(y[3], want, 1e-6 * std::fabs(want)) << bits;
+      }
+    }
+  }
+}
+
+TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
+  for (const Digits digits : {Digits::one, Digits::two}) {
+    const InputFormat format{512, 64, digits};
+    auto x = randoms(512, 3);
+    std::fill_n(x.begin() + 64, 64, 0.0F);     // a group of zeros
+    std::fill_n(x.begin() + 128, 64, 1e-35F);  // whose inverse would overflow
+    for (size_t c = 192; c < 256; ++c) {
+      x[c] *= 1e20F;
+    }
+    auto prepared = *AlignedBytes::allocate(prepared_bytes(format));
+    std::memset(prepared.data(), 0xff, prepared.size());
+    kernels().prepare({format, x.data(), prepared.data()});
+    const auto numbers = numbers_of(prepared.data(), format);
+    for (size_t g = 0; g < 8; ++g) {
+      double largest = 0;
+      double sum = 0;
+      for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
+        largest = std::max(largest, std::fabs(double{x[c]}));
+        sum += numbers[c];
+      }
+      const double step = largest / (digits == Digits::one ? 127.0 : 32512.0);
+      for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
+        EXPECT_NEAR(numbers[c], x[c], step * 0.501 + 1e-30) << c;
+      }
+      const auto found =
+          load_unaligned<float>(prepared.data() + prepared_scales(format) + (8 + g) * sizeof(float));
+      EXPECT_NEAR(found, sum, 2 * kUnit * std::fabs(sum)) << g;
+    }
+  }
+}
+
+TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
+  for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
+    for (const size_t at : {0U, 77U, 127U}) {
+      for (const Digits digits : {Digits::one, Digits::two}) {
+        const Matrix m(16, 128, 4, 64, DType::bf16);
+        const Packed packed(m.view(), digits);
+        auto x = randoms(128, 3);
+        x[at] = bad;
+        auto prepared = *AlignedBytes::allocate(prepared_bytes(packed.view().input()));
+        kernels().prepare({packed.view().input(), x.data(), prepared.data()});
+        std::array<float, 16> y{};
+        kernels().matmul({.matrix = &packed.view(),
+                          .x = prepared.data(),
+                          .x_stride = prepared.size(),
+                          .rows = 1,
+                          .begin = 0,
+                          .end = 16,
+                          .y = y.data(),
+                          .y_stride = 16,
+                          .accumulate = false});
+        for (const float value : y) {
+          EXPECT_FALSE(std::isfinite(value)) << at;
+        }
+      }
     }
   }
 }
@@ -160,41 +298,48 @@ TEST_P(Matmul, TakesAnyNumberOfRowsAndOutputs) {
 // The promise on which "whoever shares the batch" rests, as equality of bits.
 TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
   for (const uint32_t bits : {4U, 8U}) {
-    const Matrix m(37, 2048, bits, 64, DType::bf16);
-    constexpr uint32_t kRows = 101;
-    const Inputs inputs = make_inputs(kernels(), m.view(), kRows);
-    std::vector<float> together(size_t{kRows} * 37);
-    kernels().matmul(args_of(m.view(), inputs, kRows, together.data()));
-    for (uint32_t row = 0; row < kRows; ++row) {
-      std::vector<float> alone(37);
-      for (uint32_t begin = 0; begin < 37; begin += 7) {
-        MatmulArgs args = args_of(m.view(), inputs, 1, alone.data());
-        args.x += row * inputs.stride;
-        args.begin = begin;
-        args.end = std::min(begin + 7, 37U);
-        kernels().matmul(args);
+    for (const Digits digits : {Digits::one, Digits::two}) {
+      const Matrix m(53, 2048, bits, 64, DType::bf16);
+      const Packed packed(m.view(), digits);
+      constexpr uint32_t kRows = 101;
+      const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
+      std::vector<float> together(size_t{kRows} * 53);
+      kernels().matmul(args_of(packed.view(), inputs, kRows, together.data()));
+      for (uint32_t row = 0; row < kRows; ++row) {
+        const uint32_t count = std::min(1 + row % 12, kRows - row);  // beside others
+        std::vector<float> some(size_t{count} * 53);
+        for (uint32_t begin = 0; begin < 53; begin += 32) {
+          MatmulArgs args = args_of(packed.view(), inputs, count, some.data());
+          args.x += row * inputs.stride;
+          args.begin = begin;
+          args.end = std::min(begin + 32, 53U);
+          kernels().matmul(args);
+        }
+        ASSERT_EQ(0,
+                  std::memcmp(some.data(), together.data() + size_t{row} * 53, some.size() * sizeof(float)))
+            << row;
       }
-      ASSERT_EQ(0, std::memcmp(alone.data(), together.data() + size_t{row} * 37, sizeof(float) * 37)) << row;
     }
   }
 }
 
-TEST_P(Matmul, GathersRowsAndAddsToWhatIsThere) {
-  const Matrix m(16, 512, 4, 64, DType::bf16);
-  const Inputs inputs = make_inputs(kernels(), m.view(), 6);
-  std::vector<float> plain(6 * 16);
-  kernels().matmul(args_of(m.view(), inputs, 6, plain.data()));
-  const std::vector<uint32_t> rows{5, 0, 3, 3};
-  std::vector<float> y(4 * 20, 2.0F);
-  MatmulArgs args = args_of(m.view(), inputs, 4, y.data());
-  args.x_rows = rows.data();
-  args.y_stride = 20;
-  args.accumulate = true;
-  kernels().matmul(args);
-  for (size_t i = 0; i < rows.size(); ++i) {
-    for (size_t output = 0; output < 20; ++output) {
-      const float want = output < 16 ? 2.0F + plain[rows[i] * 16 + output] : 2.0F;
-      ASSERT_EQ(y[i * 20 + output], want) << i << " " << output;
+TEST_P(Matmul, AddsToWhatIsThere) {
+  for (const uint32_t outputs : {16U, 21U}) {
+    const Matrix m(outputs, 512, 4, 64, DType::bf16);
+    const Packed packed(m.view());
+    const Inputs inputs = make_inputs(kernels(), packed.view(), 4);
+    std::vector<float> plain(size_t{4} * outputs);
+    kernels().matmul(args_of(packed.view(), inputs, 4, plain.data()));
+    std::vector<float> y(size_t{4} * 30, 2.0F);
+    MatmulArgs args = args_of(packed.view(), inputs, 4, y.data());
+    args.y_stride = 30;
+    args.accumulate = true;
+    kernels().matmul(args);
+    for (size_t row = 0; row < 4; ++row) {
+      for (size_t output = 0; output < 30; ++output) {
+        const float want = output < outputs ? 2.0F + plain[row * outputs + output] : 2.0F;
+        ASSERT_EQ(y[row * 30 + output], want) << row << " " << output;
+      }
     }
   }
 }

@@ -7,6 +7,7 @@
 
 #include "sampling/sampler.h"
 #include "tests/support/tiny_tokenizer.h"
+#include "text/json.h"
 
 namespace lily::test {
 namespace {
@@ -21,6 +22,7 @@ std::vector<int32_t> bytes(std::string_view text) {
 
 struct Answer {
   std::string reasoning, content;
+  std::string calls;  // names and arguments, each whole one followed by a semicolon
   std::vector<Delta> deltas;
   std::optional<FinishReason> end;
   std::string stop_string;
@@ -41,7 +43,13 @@ Answer run(const Tokenizer& tokenizer, const GenerationRequest& request, const s
     }
     Generation::Step step = generation.push(id, logits);
     for (Delta& delta : step.deltas) {
-      EXPECT_NE(delta.reasoning.empty(), delta.content.empty());
+      EXPECT_EQ((delta.reasoning.empty() ? 0 : 1) + (delta.content.empty() ? 0 : 1) + (delta.call ? 1 : 0),
+                1);
+      if (delta.call) {
+        EXPECT_TRUE(delta.logprobs.empty());
+        answer.calls += delta.call->name + delta.call->arguments + (delta.call->complete ? ";" : "");
+        continue;
+      }
       answer.reasoning += delta.reasoning;
       answer.content += delta.content;
       for (const TokenInfo& info : delta.logprobs) {
@@ -193,12 +201,85 @@ TEST_F(GenerationTest, LogprobsAreOfTheUntemperedRow) {
   EXPECT_NEAR(info.top[1].logprob, expected - 2.0, 1e-9);
 }
 
+std::shared_ptr<const ToolSchemas> weather_tool() {
+  return std::make_shared<const ToolSchemas>(
+      parse_json(
+          R"([{"type":"function","function":{"name":"weather","parameters":{"type":"object","properties":{
+        "city":{"type":"string"}}}}}])")
+          ->as_array());
+}
+const std::string kCall =
+    "<tool_call>\n<function=weather>\n<parameter=city>\nOslo\n</parameter>\n</function>\n</tool_call>";
+
+TEST_F(GenerationTest, CallsAreTakenOutAndEndTheAnswerWithTheirReason) {
+  GenerationRequest request = plain();
+  request.tools = weather_tool();
+  std::vector<int32_t> ids = bytes("I look.\n\n" + kCall + "\n" + kCall);
+  ids.push_back(kEnd);
+  const Answer answer = run(*tokenizer, request, ids);
+  EXPECT_EQ(answer.content, "I look.");
+  EXPECT_EQ(answer.calls, R"(weather{"city": "Oslo"};weather{"city": "Oslo"};)");
+  EXPECT_EQ(answer.end, FinishReason::tool_calls);
+
+  request.tools = nullptr;
+  EXPECT_EQ(run(*tokenizer, request, ids).calls, "") << "without tools nothing is a call";
+}
+
+TEST_F(GenerationTest, OneCallEndsTheAnswerWhenNoMoreAreWanted) {
+  GenerationRequest request = plain();
+  request.tools = weather_tool();
+  request.calls = GenerationRequest::Calls::one;
+  const std::vector<int32_t> ids = bytes(kCall + "\n" + kCall);
+  const Answer answer = run(*tokenizer, request, ids);
+  EXPECT_EQ(answer.calls, R"(weather{"city": "Oslo"};)");
+  EXPECT_EQ(answer.end, FinishReason::tool_calls);
+  EXPECT_LE(answer.tokens, kCall.size());
+}
+
+TEST_F(GenerationTest, DroppedCallsLeaveTheText) {
+  GenerationRequest request = plain();
+  request.tools = weather_tool();
+  request.calls = GenerationRequest::Calls::dropped;
+  std::vector<int32_t> ids = bytes("a\n" + kCall);
+  ids.push_back(kEnd);
+  const Answer answer = run(*tokenizer, request, ids);
+  EXPECT_EQ(answer.content, "a");
+  EXPECT_EQ(answer.calls, "");
+  EXPECT_EQ(answer.end, FinishReason::stop);
+}
+
+TEST_F(GenerationTest, TheLimitInsideACallIsLength) {
+  GenerationRequest request = plain();
+  request.tools = weather_tool();
+  const std::vector<int32_t> ids = bytes(kCall);
+  for (uint32_t limit = 1; limit < ids.size(); ++limit) {
+    const Answer answer = run(*tokenizer, request, ids, limit);
+    const bool whole = answer.calls == R"(weather{"city": "Oslo"};)";
+    EXPECT_EQ(answer.end, whole ? FinishReason::tool_calls : FinishReason::length) << limit;
+    EXPECT_EQ(answer.content.find("function"), std::string::npos) << answer.content;
+  }
+}
+
+TEST_F(GenerationTest, StopStringsAreOfTheContentOnlyAndDoNotReachOverACall) {
+  GenerationRequest request = plain();
+  request.tools = weather_tool();
+  request.stop = {"Oslo", "ab"};
+  request.logprobs = 0;
+  std::vector<int32_t> ids = bytes("xa\n" + kCall + "\nb Oslo");
+  ids.push_back(kEnd);
+  const Answer answer = run(*tokenizer, request, ids);
+  EXPECT_EQ(answer.calls, R"(weather{"city": "Oslo"};)");
+  EXPECT_EQ(answer.content, "xa\nb ");
+  EXPECT_EQ(answer.content_tokens, answer.content);
+  EXPECT_EQ(answer.stop_string, "Oslo");
+}
+
 // However a text is cut into tokens, the answer is the same; and the tokens that come with the content are
 // those whose text it is, in order, each once.
 RC_GTEST_FIXTURE_PROP(GenerationTest, TheCutIntoTokensDoesNotMatter, ()) {
   const auto pieces = *rc::gen::container<std::vector<std::string>>(
       rc::gen::element<std::string>("Hel", "lo", "\n\n", "<<", "STOP", "ST", "OP", "</think>", "</th", "ink>",
-                                    "é", "😀", " ", "\n", "x", "xHe"));
+                                    "é", "😀", " ", "\n", "x", "xHe", "<tool_call>", kCall));
   const bool think = *rc::gen::arbitrary<bool>();
   std::string text;
   for (const std::string& piece : pieces) text += piece;
@@ -206,6 +287,7 @@ RC_GTEST_FIXTURE_PROP(GenerationTest, TheCutIntoTokensDoesNotMatter, ()) {
   request.starts_in_think = think;
   request.logprobs = 0;
   request.stop = {"STOP", "xHello"};
+  if (*rc::gen::arbitrary<bool>()) request.tools = weather_tool();
   // One cut by bytes, the other with the words of the tokenizer where they fit.
   std::vector<int32_t> by_byte = bytes(text), by_word = tokenizer->encode(text);
   by_byte.push_back(kEnd);
@@ -213,6 +295,7 @@ RC_GTEST_FIXTURE_PROP(GenerationTest, TheCutIntoTokensDoesNotMatter, ()) {
   const Answer a = run(*tokenizer, request, by_byte, 100000), b = run(*tokenizer, request, by_word, 100000);
   RC_ASSERT(a.reasoning == b.reasoning);
   RC_ASSERT(a.content == b.content);
+  RC_ASSERT(a.calls == b.calls);
   RC_ASSERT(a.stop_string == b.stop_string);
   RC_ASSERT(a.content_tokens == a.content);
   RC_ASSERT(a.reasoning_tokens_text == a.reasoning);

@@ -74,6 +74,7 @@ class Recorder final : public Backend {
   Result<std::unique_ptr<SequenceState>> new_state(uint32_t max_tokens) override {
     return inner_->new_state(max_tokens);
   }
+  uint64_t state_bytes() const override { return inner_->state_bytes(); }
   Result<Ticket> submit(const Pass& pass) override {
     std::vector<int32_t> keys;
     for (const Slice& slice : pass.slices) {

@@ -233,5 +233,25 @@ TEST_F(StateTest, BlocksAreAllocatedAsTheyAreNeededAndShared) {
   EXPECT_EQ(host.keys(3, 0, 2), begun);
 }
 
+TEST_F(StateTest, SharedRowsCountOnceAndEverythingIsGivenBack) {
+  const StateLayout layout{kToyShape, DType::f32};
+  const uint64_t block = layout.kv_block_bytes();
+  const uint64_t arrays = layout.recurrent_floats() * sizeof(float);
+  const uint64_t before = backend->state_bytes();
+  {
+    const auto one = state();
+    EXPECT_EQ(backend->state_bytes() - before, arrays);
+    feed(*one, some_tokens(100));
+    EXPECT_EQ(backend->state_bytes() - before, arrays + 2 * block);
+    const auto kept = one->save();
+    const auto two = state();
+    ASSERT_TRUE(two->resume(**kept).has_value());
+    EXPECT_EQ(backend->state_bytes() - before, 3 * arrays + 2 * block);
+    feed(*two, some_tokens(1));  // writes into the second block: its own copy
+    EXPECT_EQ(backend->state_bytes() - before, 3 * arrays + 3 * block);
+  }
+  EXPECT_EQ(backend->state_bytes(), before);
+}
+
 }  // namespace
 }  // namespace lily::host

@@ -52,6 +52,29 @@ TEST(Http, KeepsTheConnectionAndServesWhatIsPipelined) {
   }
 }
 
+TEST(Http, ThePageIsServedBeforeTheModelAndNeedsNothingElse) {
+  ServerOptions options = local_options();
+  options.api_keys = {"k"};
+  Serving serving(hello, {}, std::move(options), false);
+  HttpClient client = serving.client();
+  ASSERT_TRUE(client.get("/") && client.get("/v1/models"));
+  const std::optional<Reply> page = client.reply();
+  ASSERT_TRUE(page);
+  EXPECT_EQ(page->status, 200);
+  EXPECT_EQ(page->headers.at("content-type"), "text/html; charset=utf-8");
+  EXPECT_EQ(page->headers.at("x-content-type-options"), "nosniff");
+  const std::string& policy = page->headers.at("content-security-policy");
+  EXPECT_EQ(policy.find("default-src 'none'; script-src 'sha256-"), 0U) << policy;
+  EXPECT_EQ(policy.find("unsafe"), std::string::npos) << policy;
+  EXPECT_EQ(page->body.find("<!doctype html>"), 0U);
+  EXPECT_EQ(page->body.substr(page->body.size() - 8), "</html>\n");
+  for (const char* outside :
+       {" src=", "url(", "@import", "<link rel=\"stylesheet\"", "importScripts", "import("}) {
+    EXPECT_EQ(page->body.find(outside), std::string::npos) << outside;
+  }
+  EXPECT_EQ(client.reply()->status, 401);
+}
+
 TEST(Http, AHalfClosedClientStillGetsItsPlainAnswers) {
   Serving serving(hello);
   HttpClient client = serving.client();

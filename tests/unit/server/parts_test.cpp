@@ -99,7 +99,8 @@ TEST(Router, Routes) {
   EXPECT_EQ(match_route("/v1/models/").route, Route::models);
   EXPECT_EQ(match_route("/v1/models/a/b").argument, "a/b");
   EXPECT_EQ(match_route("/health").route, Route::health);
-  for (const char* path : {"/", "", "/v1", "/v1/", "/v2/models", "/v1/chat", "*"}) {
+  EXPECT_EQ(match_route("/").route, Route::page);
+  for (const char* path : {"", "//", "/v1", "/v1/", "/v2/models", "/v1/chat", "*"}) {
     EXPECT_EQ(match_route(path).route, Route::unknown) << path;
   }
 }
@@ -134,6 +135,8 @@ TEST(Router, AnswersFromTheHeader) {
   EXPECT_EQ(status("GET", "/v1/models", "k3", closed), 401U);
   EXPECT_EQ(status("GET", "/v1/models", "k2", closed), 0U);
   EXPECT_EQ(status("GET", "/health", "", closed), 0U);
+  EXPECT_EQ(status("GET", "/", "", closed), 0U);  // it asks for the key itself
+  EXPECT_EQ(status("POST", "/", "", closed), 405U);
 }
 
 TEST(EventChannel, JoinsWhatTheReaderHasNotTaken) {

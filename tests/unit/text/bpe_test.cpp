@@ -73,12 +73,13 @@ TEST(Bpe, MergesByDefinition) {
 TEST(Bpe, VeryLongPiecesMergeByDefinition) {
   std::mt19937 random(4);
   Bpe::Scratch scratch;
-  for (int round = 0; round < 6; ++round) {
-    // More than 4096 merges, so that several of the ranges of ranks beyond the first are used.
-    auto merges = random_merges(random, 60, true);
+  for (int round = 0; round < 9; ++round) {
+    // Ranks without pairs between the merges: all in one range of ranks, a few in each, or one.
+    const int between = std::array{0, 20, 100}[round % 3];
+    auto merges = random_merges(random, 60, round % 2 == 1);
     std::vector<Bpe::Merge> padded;
     for (const Bpe::Merge& merge : merges) {
-      for (int i = 0; i < 100; ++i)
+      for (int i = 0; i < between; ++i)
         padded.push_back({10000, 10000 + static_cast<uint32_t>(padded.size()), 9999});
       padded.push_back(merge);
     }

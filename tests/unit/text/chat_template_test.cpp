@@ -101,6 +101,33 @@ TEST(ChatTemplate, AllMessageTextIsLiteral) {
       "<|im_start|>user\n<tool_response>\n~\n</tool_response><|im_end|>\n<|im_start|>assistant\n<think>\n");
 }
 
+// The text of `prompt` with a bar at each mark, without the rules of the tools.
+std::string with_marks(const RenderedPrompt& prompt) {
+  std::string text = prompt.text;
+  for (auto mark = prompt.marks.rbegin(); mark != prompt.marks.rend(); ++mark) {
+    text = text.substr(0, *mark) + "|" + text.substr(*mark);
+  }
+  return text;
+}
+
+TEST(ChatTemplate, MarksWhereLaterRequestsPart) {
+  EXPECT_EQ(with_marks(rendered(R"({"messages": [
+    {"role": "system", "content": "s"}, {"role": "user", "content": "a"}], "add_generation_prompt": true})")),
+            "<|im_start|>system\ns<|im_end|>\n|<|im_start|>user\na<|im_end|>\n"
+            "<|im_start|>assistant\n|<think>\n");
+  // In a tool loop the reasoning of the first answer is what a new query will drop.
+  EXPECT_EQ(
+      with_marks(rendered(R"({"messages": [
+    {"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"},
+    {"role": "assistant", "content": "d", "reasoning_content": "r"}, {"role": "tool", "content": "1"},
+    {"role": "tool", "content": "2"}], "add_generation_prompt": true, "enable_thinking": false})")),
+      "<|im_start|>user\na<|im_end|>\n<|im_start|>assistant\nb<|im_end|>\n<|im_start|>user\nc<|im_end|>\n"
+      "<|im_start|>assistant\n|<think>\nr\n</think>\n\nd<|im_end|>\n"
+      "<|im_start|>user\n<tool_response>\n1\n</tool_response>\n<tool_response>\n2\n</"
+      "tool_response><|im_end|>\n"
+      "<|im_start|>assistant\n|<think>\n\n</think>\n\n");
+}
+
 TEST(ChatTemplate, TellsWhereTheAnswerStarts) {
   const char* user =
       R"({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": true, "enable_thinking": )";

@@ -269,5 +269,26 @@ TEST_F(Folder, APipeDoesNotBlock) {
   EXPECT_THAT(fault(), HasSubstr("not a regular file"));
 }
 
+// Pages that are given back, also those at the ends that other tensors share, read as before.
+TEST_F(Folder, PagesGivenBackAreReadAgain) {
+  std::string text(300'000, 'x');
+  for (size_t i = 0; i < text.size(); i += 1000) {
+    text[i] = static_cast<char>('a' + i / 1000 % 26);
+  }
+  file("data", text);
+  const auto mapped = MappedFile::open(folder_.path() / "data");
+  ASSERT_TRUE(mapped.has_value());
+  const auto read = [&] {
+    return std::string(reinterpret_cast<const char*>(mapped->bytes().data()), mapped->bytes().size());
+  };
+  EXPECT_EQ(read(), text);
+  release_pages(mapped->bytes().subspan(5, 200'000));
+  EXPECT_EQ(read(), text);
+  evict_pages(mapped->bytes().subspan(70'000, 150'001));
+  EXPECT_EQ(read(), text);
+  evict_pages(mapped->bytes().subspan(10, 20));  // no whole page
+  EXPECT_EQ(read(), text);
+}
+
 }  // namespace
 }  // namespace lily

@@ -21,7 +21,7 @@ uint32_t partitions_of(uint32_t tokens) { return (tokens + kPartitionTokens - 1)
 }  // namespace
 
 CpuBlocks::AttentionBatch::AttentionBatch(const Kernels& kernels, Carver carver, const Shape& shape,
-                                          const AttentionWeights& weights, uint32_t batch_rows,
+                                          const PackedAttention& weights, uint32_t batch_rows,
                                           uint32_t partials)
     : w(weights),
       rows(batch_rows),
@@ -41,7 +41,7 @@ uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows)
 }
 
 void CpuBlocks::attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
-  const auto& weights = std::get<AttentionWeights>(weights_->layers[layer].mixer);
+  const auto& weights = std::get<PackedAttention>(packed_.layers[layer].mixer);
   for_batches(segments, pieces_, [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
     AttentionBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, rows, max_partials_);
     batch.layer = layer;
@@ -165,7 +165,7 @@ void CpuBlocks::attend_rows(const AttentionBatch& batch) {
 
 void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  const auto project = [&](const AffineMatrix& matrix, float* y) {
+  const auto project = [&](const PackedMatrix& matrix, float* y) {
     return Product{.matrix = matrix,
                    .x = batch.input.rows_for(matrix),
                    .rows = batch.rows,

@@ -11,9 +11,9 @@ namespace lily::cpu {
 uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows);
 
 struct CpuBlocks::DeltaNetBatch {
-  DeltaNetBatch(const Kernels& kernels, Carver carver, const Shape& shape, const DeltaNetWeights& weights,
+  DeltaNetBatch(const Kernels& kernels, Carver carver, const Shape& shape, const PackedDeltaNet& weights,
                 uint32_t batch_rows);
-  const DeltaNetWeights& w;
+  const PackedDeltaNet& w;
   uint32_t rows;
   float* mixed;  // [rows][conv_channels]: q | k | v, then the heads' outputs in place of v
   float* z;      // [rows][value_width]
@@ -39,9 +39,9 @@ struct CpuBlocks::AttendItem {
 };
 
 struct CpuBlocks::AttentionBatch {
-  AttentionBatch(const Kernels& kernels, Carver carver, const Shape& shape, const AttentionWeights& weights,
+  AttentionBatch(const Kernels& kernels, Carver carver, const Shape& shape, const PackedAttention& weights,
                  uint32_t batch_rows, uint32_t partials);
-  const AttentionWeights& w;
+  const PackedAttention& w;
   uint32_t rows;
   float* q_gate;           // [rows][q_heads][query | gate]
   float* q;                // [rows][q_width], normalised, turned, scaled; then the outputs
@@ -60,9 +60,9 @@ struct CpuBlocks::AttentionBatch {
 };
 
 struct CpuBlocks::MoeBatch {
-  MoeBatch(const Kernels& kernels, Carver carver, const Shape& shape, const MoeWeights& weights,
+  MoeBatch(const Kernels& kernels, Carver carver, const Shape& shape, const PackedMoe& weights,
            uint32_t batch_rows);
-  const MoeWeights& w;
+  const PackedMoe& w;
   uint32_t rows;
   float* logits;          // [rows][experts]
   float* shared_factor;   // [rows], before the sigmoid
@@ -78,6 +78,7 @@ struct CpuBlocks::MoeBatch {
   float* up;
   float* out;  // [rows * kTopK][hidden]
   PreparedRows input;
+  PreparedRows pair_input;    // of gate and up, in the order by expert
   PreparedRows expert_input;  // of down
   PreparedRows shared_input;
   size_t used;

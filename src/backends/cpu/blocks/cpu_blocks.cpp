@@ -1,6 +1,7 @@
 #include "backends/cpu/blocks/cpu_blocks.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "backends/cpu/blocks/batches.h"
@@ -40,36 +41,24 @@ uint64_t dense_floats(const Shape& shape) {
          uint64_t{shape.layers} * shape.hidden + shape.hidden;
 }
 
-// Bytes of every tensor that the blocks read: all but the MTP layer.
-uint64_t mapped_bytes(const Shape& shape, const ModelWeights& weights) {
-  ModelWeights copy = weights;  // views only
-  uint64_t bytes = 0;
-  for (const TensorSite& site : tensor_table(shape, copy)) {
-    if (!site.name.starts_with("mtp.")) {
-      bytes += std::visit([](const auto* view) { return uint64_t{view->total_bytes()}; }, site.view);
-    }
-  }
-  return bytes;
-}
-
 }  // namespace
 
 CpuBlocks::CpuBlocks(const Kernels& kernels, unsigned threads) : kernels_(kernels), pool_(threads) {}
 CpuBlocks::~CpuBlocks() = default;
 
-size_t CpuBlocks::workspace_floats(const ModelWeights& weights, const Plan& plan) const {
+size_t CpuBlocks::workspace_floats(const PackedModel& forms, const Plan& plan) const {
   const uint32_t rows = std::min(plan.max_rows, kBatchRows);
   const uint32_t partials = attention_partials(plan.shape, plan.context, rows);
   Carver head(nullptr);
-  const PreparedRows head_input(kernels_, head, rows, {&weights.head.lm_head});
+  const PreparedRows head_input(kernels_, head, rows, {&forms.head});
   size_t floats = head.used();
-  for (const LayerWeights& layer : weights.layers) {
+  for (const PackedLayer& layer : forms.layers) {
     size_t mixer = 0;
-    if (const auto* delta = std::get_if<DeltaNetWeights>(&layer.mixer)) {
+    if (const auto* delta = std::get_if<PackedDeltaNet>(&layer.mixer)) {
       mixer = DeltaNetBatch(kernels_, Carver(nullptr), plan.shape, *delta, rows).used;
     } else {
-      const auto& weights_of = std::get<AttentionWeights>(layer.mixer);
-      mixer = AttentionBatch(kernels_, Carver(nullptr), plan.shape, weights_of, rows, partials).used;
+      const auto& attention = std::get<PackedAttention>(layer.mixer);
+      mixer = AttentionBatch(kernels_, Carver(nullptr), plan.shape, attention, rows, partials).used;
     }
     const size_t moe = MoeBatch(kernels_, Carver(nullptr), plan.shape, layer.moe, rows).used;
     floats = std::max({floats, mixer, moe});
@@ -78,10 +67,11 @@ size_t CpuBlocks::workspace_floats(const ModelWeights& weights, const Plan& plan
 }
 
 MemoryNeed CpuBlocks::estimate(const ModelWeights& weights, const Plan& plan) const {
+  const PackedModel forms = packed_forms(weights);
   MemoryNeed need;
-  need.weights = dense_floats(plan.shape) * sizeof(float);
-  need.mapped = mapped_bytes(plan.shape, weights);
-  need.workspace = workspace_floats(weights, plan) * sizeof(float);
+  need.weights = forms.total_bytes() + dense_floats(plan.shape) * sizeof(float);
+  need.mapped = weights.embed.table.total_bytes();
+  need.workspace = workspace_floats(forms, plan) * sizeof(float);
   return need;
 }
 
@@ -97,15 +87,14 @@ Result<void> CpuBlocks::load(const ModelWeights& weights, const Plan& plan,
     std::visit([&](const auto& mixer) { dense.mixer = dense_of(mixer); }, layer.mixer);
     dense.post_norm = layer.moe.post_norm.to_floats();
     dense_.push_back(std::move(dense));
-    progress(static_cast<double>(dense_.size()) / static_cast<double>(weights.layers.size() + 1));
   }
   head_norm_ = weights.head.norm.to_floats();
-  LILY_TRY(workspace_, AlignedArray<float>::allocate(workspace_floats(weights, plan)));
+  LILY_TRY(packed_, pack_model(weights, pool_, progress));
+  LILY_TRY(workspace_, AlignedArray<float>::allocate(workspace_floats(packed_, plan)));
   pieces_.reserve(plan.max_rows);
   products_.reserve(2 * size_t{shape_.experts} + 1);
   items_.reserve(max_partials_);
   chosen_.assign(shape_.experts, 0);
-  progress(1.0);
   return {};
 }
 
@@ -113,8 +102,8 @@ Result<DeviceLimits> CpuBlocks::measure_limits() {
   DeviceLimits limits{.multiply = std::string(kernels_.multiply)};
   LILY_TRY(limits.read_bytes_per_second, host::measure_read_bandwidth(pool_));
   limits.multiply_adds_per_second = host::measure_multiply_adds(pool_, [&](uint64_t rounds) {
-    float sink = 1.0F;
-    return kernels_.multiply_add_peak(rounds, &sink);
+    std::array<std::byte, kPeakSink> sink{std::byte{1}};
+    return kernels_.multiply_add_peak(rounds, sink.data());
   });
   return limits;
 }

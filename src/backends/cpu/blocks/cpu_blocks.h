@@ -1,6 +1,7 @@
-// The five blocks on the CPU, written over the kernels of one instruction set. Weights are read where they
-// are mapped; only the small unquantised tensors are converted. Rows are computed kBatchRows at a time, so
-// that the workspace does not grow with the chunk; a row's arithmetic does not depend on the others.
+// The five blocks on the CPU, written over the kernels of one instruction set. Matrices are packed when they
+// are loaded, small unquantised tensors converted; the embedding is read where it is mapped. Rows are
+// computed kBatchRows at a time, so that the workspace does not grow with the chunk; a row's arithmetic does
+// not depend on the others.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels.h"
+#include "backends/cpu/packed_model.h"
 #include "backends/cpu/products.h"
 #include "backends/host/blocks.h"
 #include "base/aligned.h"
@@ -78,7 +80,7 @@ class CpuBlocks final : public host::Blocks {
   struct MoeBatch;
 
   // Floats of workspace that the largest batch of any block takes.
-  size_t workspace_floats(const ModelWeights& weights, const Plan& plan) const;
+  size_t workspace_floats(const PackedModel& forms, const Plan& plan) const;
   // Norms `rows` rows of the stream and lays them out for their readers.
   void prepare_normed(const float* stream, uint32_t rows, std::span<const float> norm,
                       const PreparedRows& to);
@@ -105,6 +107,7 @@ class CpuBlocks final : public host::Blocks {
   Shape shape_ = kTiny;
   uint32_t max_rows_ = 0;      // of a batch
   uint32_t max_partials_ = 0;  // attention items computed at once
+  PackedModel packed_;
   std::vector<LayerDense> dense_;
   std::vector<float> head_norm_;
   AlignedArray<float> workspace_;

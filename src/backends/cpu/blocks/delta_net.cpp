@@ -32,7 +32,7 @@ Channels channels_of(const Shape& shape, uint32_t k_head) {
 }  // namespace
 
 CpuBlocks::DeltaNetBatch::DeltaNetBatch(const Kernels& kernels, Carver carver, const Shape& shape,
-                                        const DeltaNetWeights& weights, uint32_t batch_rows)
+                                        const PackedDeltaNet& weights, uint32_t batch_rows)
     : w(weights),
       rows(batch_rows),
       mixed(carver.take(size_t{rows} * shape.conv_channels())),
@@ -44,7 +44,7 @@ CpuBlocks::DeltaNetBatch::DeltaNetBatch(const Kernels& kernels, Carver carver, c
       used(carver.used()) {}
 
 void CpuBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
-  const auto& weights = std::get<DeltaNetWeights>(weights_->layers[layer].mixer);
+  const auto& weights = std::get<PackedDeltaNet>(packed_.layers[layer].mixer);
   for_batches(segments, pieces_, [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
     DeltaNetBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, rows);
     batch.layer = layer;
@@ -148,7 +148,7 @@ void CpuBlocks::keep_heads(host::HostState& state, uint32_t layer, uint32_t k_he
 
 void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  const auto project = [&](const AffineMatrix& matrix, float* y) {
+  const auto project = [&](const PackedMatrix& matrix, float* y) {
     return Product{.matrix = matrix,
                    .x = batch.input.rows_for(matrix),
                    .rows = batch.rows,

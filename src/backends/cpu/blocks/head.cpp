@@ -5,7 +5,7 @@
 namespace lily::cpu {
 
 void CpuBlocks::head(std::span<const uint32_t> rows, const float* stream, float* logits) {
-  const AffineMatrix& matrix = weights_->head.lm_head;
+  const PackedMatrix& matrix = packed_.head;
   for (size_t first = 0; first < rows.size(); first += max_rows_) {
     const auto count = static_cast<uint32_t>(std::min<size_t>(max_rows_, rows.size() - first));
     Carver carver(workspace_.data());

@@ -17,7 +17,7 @@ uint32_t* take_u32(Carver& carver, size_t count) {
 }  // namespace
 
 CpuBlocks::MoeBatch::MoeBatch(const Kernels& kernels, Carver carver, const Shape& shape,
-                              const MoeWeights& weights, uint32_t batch_rows)
+                              const PackedMoe& weights, uint32_t batch_rows)
     : w(weights),
       rows(batch_rows),
       logits(carver.take(size_t{rows} * shape.experts)),
@@ -35,6 +35,7 @@ CpuBlocks::MoeBatch::MoeBatch(const Kernels& kernels, Carver carver, const Shape
       out(carver.take(size_t{rows} * kTopK * shape.hidden)),
       input(kernels, carver, rows,
             {&w.router, &w.shared_gate, &w.shared_gate_proj, &w.shared_up_proj, &w.gate, &w.up}),
+      pair_input(kernels, carver, rows * kTopK, {&w.gate, &w.up}),
       expert_input(kernels, carver, rows * kTopK, {&w.down}),
       shared_input(kernels, carver, rows, {&w.shared_down_proj}),
       used(carver.used()) {}
@@ -42,7 +43,7 @@ CpuBlocks::MoeBatch::MoeBatch(const Kernels& kernels, Carver carver, const Shape
 uint32_t CpuBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {
   std::fill(chosen_.begin(), chosen_.end(), uint8_t{0});
   for (uint32_t first = 0; first < rows; first += kBatchRows) {
-    MoeBatch batch(kernels_, Carver(workspace_.data()), shape_, weights_->layers[layer].moe,
+    MoeBatch batch(kernels_, Carver(workspace_.data()), shape_, packed_.layers[layer].moe,
                    std::min(kBatchRows, rows - first));
     batch.post_norm = dense_[layer].post_norm;
     moe_batch(batch, stream + size_t{first} * shape_.hidden);
@@ -101,25 +102,28 @@ void CpuBlocks::group_by_expert(const MoeBatch& batch) {
 
 // Gate and up, SwiGLU and down of every chosen expert; the last two of the shared one.
 void CpuBlocks::experts(const MoeBatch& batch) {
-  const auto add = [&](const AffineMatrix& stack, uint32_t e, PreparedRows::Rows x, float* y) {
+  const auto add = [&](const PackedMatrix& stack, uint32_t e, PreparedRows::Rows x, float* y) {
     const uint32_t first = batch.first_pair[e];
     products_.push_back({.matrix = stack.expert(e),
-                         .x = x,
+                         .x = x.from(first),
                          .rows = batch.first_pair[e + 1] - first,
                          .y = y + size_t{first} * stack.rows,
                          .y_stride = stack.rows});
   };
+  const uint32_t pairs = batch.rows * kTopK;
+  pool_.for_each(pairs, 64, [&](size_t begin, size_t end) {
+    for (size_t i = begin; i < end; ++i) {
+      batch.pair_input.copy(static_cast<uint32_t>(i), batch.input, batch.row_of_pair[i]);
+    }
+  });
   products_.clear();
   for (uint32_t e = 0; e < shape_.experts; ++e) {
     if (batch.first_pair[e] != batch.first_pair[e + 1]) {
-      add(batch.w.gate, e, batch.input.rows_for(batch.w.gate), batch.gate);
-      products_.back().x_rows = batch.row_of_pair + batch.first_pair[e];
-      add(batch.w.up, e, batch.input.rows_for(batch.w.up), batch.up);
-      products_.back().x_rows = batch.row_of_pair + batch.first_pair[e];
+      add(batch.w.gate, e, batch.pair_input.rows_for(batch.w.gate), batch.gate);
+      add(batch.w.up, e, batch.pair_input.rows_for(batch.w.up), batch.up);
     }
   }
   run_products(pool_, kernels_, products_);
-  const uint32_t pairs = batch.rows * kTopK;
   pool_.for_each(size_t{pairs} + batch.rows, 16, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const bool routed = i < pairs;
@@ -133,9 +137,7 @@ void CpuBlocks::experts(const MoeBatch& batch) {
   products_.clear();
   for (uint32_t e = 0; e < shape_.experts; ++e) {
     if (batch.first_pair[e] != batch.first_pair[e + 1]) {
-      PreparedRows::Rows x = batch.expert_input.rows_for(batch.w.down);
-      x.data += batch.first_pair[e] * x.stride;
-      add(batch.w.down, e, x, batch.out);
+      add(batch.w.down, e, batch.expert_input.rows_for(batch.w.down), batch.out);
     }
   }
   products_.push_back({.matrix = batch.w.shared_down_proj,
@@ -149,7 +151,7 @@ void CpuBlocks::experts(const MoeBatch& batch) {
 void CpuBlocks::moe_batch(const MoeBatch& batch, float* stream) {
   const uint32_t hidden = shape_.hidden;
   prepare_normed(stream, batch.rows, batch.post_norm, batch.input);
-  const auto project = [&](const AffineMatrix& matrix, float* y) {
+  const auto project = [&](const PackedMatrix& matrix, float* y) {
     return Product{.matrix = matrix,
                    .x = batch.input.rows_for(matrix),
                    .rows = batch.rows,

@@ -12,11 +12,11 @@ namespace {
 
 struct Avx2 {
   static constexpr uint32_t N = 8;
-  static constexpr uint32_t kOutputs = 2;  // outputs and rows of a tile of a product of many rows
-  static constexpr uint32_t kRows = 2;
+  static constexpr uint32_t kRows = 4;        // of a tile of a product of many rows
   static constexpr uint32_t kValueHeads = 4;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
-  static constexpr uint32_t kPeakChains = 12;  // of independent multiply-adds that fit the registers
+  static constexpr uint32_t kPeakChains =
+      6;  // of independent multiply-adds, and their codes, that fit the registers
   using F = __m256;
   using I = __m256i;
 
@@ -53,7 +53,6 @@ struct Avx2 {
   LILY_INLINE F load_bf16(const std::byte* p) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_halves(p)), 16));
   }
-  LILY_INLINE F load_f16(const std::byte* p) { return _mm256_cvtph_ps(load_halves(p)); }
   LILY_INLINE void store_bf16(std::byte* p, F x) {
     const I bits = _mm256_castps_si256(x);
     const I odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
@@ -68,33 +67,45 @@ struct Avx2 {
   LILY_INLINE I load_words(const std::byte* p) {
     return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
   }
-  LILY_INLINE I load_some_words(const std::byte* p, uint32_t count) {
-    const I lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const I mask = _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(count)), lane);
-    return _mm256_maskload_epi32(reinterpret_cast<const int*>(p), mask);
-  }
-  LILY_INLINE I and_bits(I x, uint32_t mask) {
-    return _mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(mask)));
-  }
-  template <uint32_t Bits>
-  LILY_INLINE I last_code(I x) {
-    return _mm256_srli_epi32(x, 32 - Bits);
-  }
   LILY_INLINE F to_float(I x) { return _mm256_cvtepi32_ps(x); }
-  // The scale of each lane of vector `vector`, where `Lanes` lanes share one.
-  template <uint32_t Lanes>
-  LILY_INLINE F lanes(const float* scale, uint32_t vector) {
-    static_assert(Lanes == 4 || Lanes % N == 0);
-    if constexpr (Lanes == 4) {
-      const float* two = scale + size_t{vector} * 2;
-      return _mm256_insertf128_ps(_mm256_set1_ps(two[0]), _mm_set1_ps(two[1]), 1);
-    } else {
-      return _mm256_set1_ps(scale[vector / (Lanes / N)]);
-    }
+
+  LILY_INLINE I zero_int() { return _mm256_setzero_si256(); }
+  LILY_INLINE I add_int(I a, I b) { return _mm256_add_epi32(a, b); }
+  LILY_INLINE I to_int(F x) { return _mm256_cvtps_epi32(x); }
+  LILY_INLINE I splat_word(const std::byte* p) {
+    int word = 0;
+    __builtin_memcpy(&word, p, sizeof(word));
+    return _mm256_set1_epi32(word);
+  }
+  LILY_INLINE F splat(const std::byte* p) { return _mm256_castsi256_ps(splat_word(p)); }
+  LILY_INLINE void store_digits(std::byte* p, I x) {
+    const I order = _mm256_setr_epi8(0, 8, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1,  //
+                                     0, 8, 4, 12, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1);
+    const I bytes = _mm256_shuffle_epi8(x, order);  // 0 2 1 3 and 4 6 5 7
+    _mm_storel_epi64(reinterpret_cast<__m128i*>(p),
+                     _mm_unpacklo_epi16(_mm256_castsi256_si128(bytes), _mm256_extracti128_si256(bytes, 1)));
+  }
+  LILY_INLINE I first_digit(I x) { return _mm256_srai_epi32(_mm256_add_epi32(x, _mm256_set1_epi32(128)), 8); }
+  LILY_INLINE I join_digits(I first, I second) {
+    return _mm256_add_epi32(_mm256_slli_epi32(first, 8), second);
+  }
+  LILY_INLINE I low_halves(I codes) { return _mm256_and_si256(codes, _mm256_set1_epi8(15)); }
+  LILY_INLINE I high_halves(I codes) { return low_halves(_mm256_srli_epi32(codes, 4)); }
+  // Of codes below 16: no saturation.
+  LILY_INLINE I pairs(I codes, I x) { return _mm256_maddubs_epi16(codes, x); }
+  LILY_INLINE I join_pairs(I x, short weight) { return _mm256_madd_epi16(x, _mm256_set1_epi16(weight)); }
+  LILY_INLINE I dot_small(I sum, I codes, I x) { return add_int(sum, join_pairs(pairs(codes, x), 1)); }
+  LILY_INLINE I dot_halves(I sum, I codes, I x_low, I x_high) {
+    const I both = _mm256_add_epi16(pairs(low_halves(codes), x_low), pairs(high_halves(codes), x_high));
+    return add_int(sum, join_pairs(both, 1));
+  }
+  LILY_INLINE I dot_bytes(I sum, I codes, I x) {
+    sum = dot_small(sum, low_halves(codes), x);
+    return add_int(sum, join_pairs(pairs(high_halves(codes), x), 16));
   }
 };
 
-constexpr Kernels kTable = Generic<Avx2>::table("avx2", "vfmadd231ps ymm");
+constexpr Kernels kTable = Generic<Avx2>::table("avx2", "vpmaddubsw, vpmaddwd, vpaddd ymm");
 
 }  // namespace
 

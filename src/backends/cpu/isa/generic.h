@@ -1,51 +1,12 @@
-// The kernels, written once over a vector type V of V::N floats. Each ISA file includes this with its own V
-// and is the only one compiled for its instruction set. Everything lies in an unnamed namespace, and nothing
-// inline of other headers is called: a function shared between files could be the copy compiled for a newer
-// processor than the one it runs on.
-//
-// Matrices: a row of codes is read as vectors of V::N u32 words. Word l holds E = 32/bits codes; code k of
-// all words of a vector is isolated in place (its value times 2^(bits*k), exact in float), and the input lies
-// transposed to match: prepared[vector][k][l] = x[E*(vector*N + l) + k] * 2^(-bits*k), exact as well. The
-// last code is shifted down instead, so that it cannot reach the sign. So a vector costs one AND, one
-// conversion and one FMA per V::N weights. After the vectors come the sums of the input over each group, for
-// the bias.
+// The kernels other than products, written once over the vector type of an ISA (vectors.h), and the table of
+// all.
 #pragma once
 
-#include <cstddef>
-#include <cstdint>
-
-#include "backends/cpu/kernels.h"
+#include "backends/cpu/isa/affine.h"
+#include "backends/cpu/isa/vectors.h"
 
 namespace lily::cpu {
 namespace {
-
-#define LILY_UNROLL _Pragma("GCC unroll 16")
-#define LILY_INLINE __attribute__((always_inline)) static inline
-
-constexpr uint32_t kSumPad = 16;  // group sums and scales are padded with zeros to a multiple of this
-constexpr uint32_t kMaxGroups = kMaxCols / 32;
-constexpr uint32_t kTileOutputs = 4;  // outputs whose scales are expanded at once
-constexpr uint32_t kTileRows = 48;    // rows of a many-row product that stay in the second-level cache
-
-constexpr uint32_t round_up(uint32_t value, uint32_t step) { return (value + step - 1) / step * step; }
-constexpr uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
-
-// Scales and biases of a few outputs as floats.
-struct Expanded {
-  alignas(64) float scale[kTileOutputs][kMaxGroups + kSumPad];
-  alignas(64) float bias[kTileOutputs][kMaxGroups + kSumPad];
-};
-
-struct Tile {
-  const MatmulArgs* args;
-  const Expanded* expanded;
-  uint32_t first;      // output that row 0 of `expanded` belongs to
-  uint32_t output;     // first output of this tile
-  uint32_t row;        // first row of this tile
-  uint32_t words;      // u32 words of a row of codes
-  uint32_t sums;       // padded number of groups
-  size_t sums_offset;  // floats from the start of a prepared row to its sums
-};
 
 template <class V>
 struct Generic {
@@ -82,248 +43,6 @@ struct Generic {
       sum = V::fma(value, value, sum);
     }
     return V::reduce_add(sum);
-  }
-
-  // ---- affine matrices ----
-
-  static uint32_t vectors(const InputFormat& f) { return round_up(f.cols * f.bits / 32, N) / N; }
-  static size_t sums_offset(const InputFormat& f) { return size_t{vectors(f)} * N * (32 / f.bits); }
-  static size_t prepared_floats(const InputFormat& f) {
-    return sums_offset(f) + round_up(f.cols / f.group, kSumPad);
-  }
-
-  template <uint32_t Bits>
-  static void transpose(const PrepareArgs& args) {
-    constexpr uint32_t E = 32 / Bits;
-    float factor[E];
-    for (uint32_t k = 0; k < E; ++k) {
-      factor[k] = k == E - 1 ? 1.0F : 1.0F / static_cast<float>(uint64_t{1} << (Bits * k));
-    }
-    const uint32_t words = args.format.cols / E;
-    const uint32_t padded = vectors(args.format) * N;
-    for (uint32_t word = 0; word < padded; ++word) {
-      float* out = args.out + size_t{word / N} * N * E + word % N;
-      LILY_UNROLL
-      for (uint32_t k = 0; k < E; ++k) {
-        out[k * N] = word < words ? args.x[size_t{word} * E + k] * factor[k] : 0.0F;
-      }
-    }
-  }
-
-  static void prepare(const PrepareArgs& args) {
-    if (args.format.bits == 4) {
-      transpose<4>(args);
-    } else {
-      transpose<8>(args);
-    }
-    const uint32_t groups = args.format.cols / args.format.group;
-    float* sums = args.out + sums_offset(args.format);
-    for (uint32_t g = 0; g < round_up(groups, kSumPad); ++g) {
-      F sum = V::zero();
-      if (g < groups) {
-        const float* x = args.x + size_t{g} * args.format.group;
-        for (uint32_t i = 0; i < args.format.group; i += N) {
-          sum = V::add(sum, V::load(x + i));
-        }
-      }
-      sums[g] = V::reduce_add(sum);
-    }
-  }
-
-  // Scales or biases of one row to floats, padded with zeros. Never reads past the last one.
-  static void expand(const std::byte* from, DType type, uint32_t groups, float* out) {
-    const size_t size = type == DType::f32 ? 4 : 2;
-    for (uint32_t g = 0; g < round_up(groups, kSumPad); g += N) {
-      std::byte padded[N * 4] = {};
-      const std::byte* source = from + g * size;
-      if (g + N > groups) {
-        __builtin_memcpy(padded, source, g < groups ? (groups - g) * size : 0);
-        source = padded;
-      }
-      F value = V::zero();
-      if (type == DType::bf16) {
-        value = V::load_bf16(source);
-      } else if (type == DType::f16) {
-        value = V::load_f16(source);
-      } else {
-        value = V::load_bytes(source);
-      }
-      V::store(out + g, value);
-    }
-  }
-
-  static void expand_outputs(const AffineMatrix& m, uint32_t first, uint32_t count, Expanded& out) {
-    const uint32_t groups = m.cols / m.group;
-    const size_t row_bytes = size_t{groups} * (m.scale_type == DType::f32 ? 4 : 2);
-    for (uint32_t o = 0; o < count; ++o) {
-      expand(m.scales + (first + o) * row_bytes, m.scale_type, groups, out.scale[o]);
-      expand(m.biases + (first + o) * row_bytes, m.scale_type, groups, out.bias[o]);
-    }
-  }
-
-  // One vector of codes of O outputs against R rows.
-  template <uint32_t Bits, uint32_t Group, uint32_t O, uint32_t R>
-  LILY_INLINE void step(const I (&codes)[O], const float* const (&x)[R], const float* const (&scale)[O],
-                        F (&sum)[O][R], uint32_t vector) {
-    constexpr uint32_t E = 32 / Bits;
-    constexpr uint32_t kLanes = Group / E;  // lanes that share a scale; may be more than N
-    F part[O][R];
-    LILY_UNROLL
-    for (uint32_t k = 0; k < E; ++k) {
-      F input[R];
-      LILY_UNROLL
-      for (uint32_t r = 0; r < R; ++r) {
-        input[r] = V::load(x[r] + (size_t{vector} * E + k) * N);
-      }
-      LILY_UNROLL
-      for (uint32_t o = 0; o < O; ++o) {
-        const F code = V::to_float(k == E - 1 ? V::template last_code<Bits>(codes[o])
-                                              : V::and_bits(codes[o], ((1U << Bits) - 1U) << (Bits * k)));
-        LILY_UNROLL
-        for (uint32_t r = 0; r < R; ++r) {
-          part[o][r] = k == 0 ? V::mul(code, input[r]) : V::fma(code, input[r], part[o][r]);
-        }
-      }
-    }
-    LILY_UNROLL
-    for (uint32_t o = 0; o < O; ++o) {
-      const F factor = V::template lanes<kLanes>(scale[o], vector);
-      LILY_UNROLL
-      for (uint32_t r = 0; r < R; ++r) {
-        sum[o][r] = V::fma(factor, part[o][r], sum[o][r]);
-      }
-    }
-  }
-
-  template <uint32_t Bits, uint32_t Group, uint32_t O, uint32_t R>
-  static void tile(const Tile& t) {
-    const MatmulArgs& args = *t.args;
-    const size_t row_bytes = size_t{t.words} * 4;
-    const std::byte* codes[O];
-    const float* scale[O];
-    const float* x[R];
-    F sum[O][R];
-    LILY_UNROLL
-    for (uint32_t r = 0; r < R; ++r) {
-      const uint32_t row = t.row + r;
-      x[r] = args.x + (args.x_rows != nullptr ? args.x_rows[row] : row) * args.x_stride;
-    }
-    LILY_UNROLL
-    for (uint32_t o = 0; o < O; ++o) {
-      codes[o] = args.matrix->codes + (t.output + o) * row_bytes;
-      scale[o] = t.expanded->scale[t.output - t.first + o];
-      LILY_UNROLL
-      for (uint32_t r = 0; r < R; ++r) {
-        const float* bias = t.expanded->bias[t.output - t.first + o];
-        sum[o][r] = V::zero();
-        for (uint32_t g = 0; g < t.sums; g += N) {
-          sum[o][r] = V::fma(V::load(bias + g), V::load(x[r] + t.sums_offset + g), sum[o][r]);
-        }
-      }
-    }
-    const uint32_t full = t.words / N;
-    for (uint32_t vector = 0; vector < full; ++vector) {
-      I word[O];
-      LILY_UNROLL
-      for (uint32_t o = 0; o < O; ++o) {
-        word[o] = V::load_words(codes[o] + size_t{vector} * N * 4);
-        if (R == 1) {  // reading from memory: the next outputs' codes follow these
-          __builtin_prefetch(codes[o] + size_t{vector} * N * 4 + O * row_bytes);
-        }
-      }
-      step<Bits, Group, O, R>(word, x, scale, sum, vector);
-    }
-    if (full * N < t.words) {
-      I word[O];
-      LILY_UNROLL
-      for (uint32_t o = 0; o < O; ++o) {
-        word[o] = V::load_some_words(codes[o] + size_t{full} * N * 4, t.words - full * N);
-      }
-      step<Bits, Group, O, R>(word, x, scale, sum, full);
-    }
-    LILY_UNROLL
-    for (uint32_t r = 0; r < R; ++r) {
-      float* y = args.y + (t.row + r) * args.y_stride + t.output;
-      LILY_UNROLL
-      for (uint32_t o = 0; o < O; ++o) {
-        const float value = V::reduce_add(sum[o][r]);
-        y[o] = args.accumulate ? y[o] + value : value;
-      }
-    }
-  }
-
-  // Rows [begin, end) against O outputs, V::kRows at a time.
-  template <uint32_t Bits, uint32_t Group, uint32_t O>
-  static void rows_of(Tile t, uint32_t begin, uint32_t end) {
-    for (t.row = begin; t.row + V::kRows <= end; t.row += V::kRows) {
-      tile<Bits, Group, O, V::kRows>(t);
-    }
-    if constexpr (V::kRows > 2) {
-      for (; t.row + 2 <= end; t.row += 2) {
-        tile<Bits, Group, O, 2>(t);
-      }
-    }
-    for (; t.row < end; ++t.row) {
-      tile<Bits, Group, O, 1>(t);
-    }
-  }
-
-  // Outputs [first, first + count), count <= kTileOutputs, of all rows of [begin, end).
-  template <uint32_t Bits, uint32_t Group>
-  static void outputs_of(Tile t, uint32_t count, uint32_t begin, uint32_t end) {
-    t.output = t.first;
-    if (count == kTileOutputs && end - begin == 1) {
-      t.row = begin;
-      tile<Bits, Group, kTileOutputs, 1>(t);
-      return;
-    }
-    if (count == kTileOutputs) {
-      for (; t.output < t.first + count; t.output += V::kOutputs) {
-        rows_of<Bits, Group, V::kOutputs>(t, begin, end);
-      }
-      return;
-    }
-    for (; t.output < t.first + count; ++t.output) {
-      rows_of<Bits, Group, 1>(t, begin, end);
-    }
-  }
-
-  template <uint32_t Bits, uint32_t Group>
-  static void product(const MatmulArgs& args) {
-    const AffineMatrix& m = *args.matrix;
-    const InputFormat format{m.cols, Bits, Group};
-    Expanded expanded;
-    Tile t{.args = &args,
-           .expanded = &expanded,
-           .first = 0,
-           .output = 0,
-           .row = 0,
-           .words = m.cols * Bits / 32,
-           .sums = round_up(m.cols / Group, kSumPad),
-           .sums_offset = sums_offset(format)};
-    for (uint32_t row = 0; row < args.rows; row += kTileRows) {
-      const uint32_t row_end = smaller(row + kTileRows, args.rows);
-      for (t.first = args.begin; t.first < args.end; t.first += kTileOutputs) {
-        const uint32_t count = smaller(kTileOutputs, args.end - t.first);
-        expand_outputs(m, t.first, count, expanded);
-        outputs_of<Bits, Group>(t, count, row, row_end);
-      }
-    }
-  }
-
-  static void matmul(const MatmulArgs& args) {
-    const bool four = args.matrix->bits == 4;
-    switch (args.matrix->group) {
-      case 32:
-        four ? product<4, 32>(args) : product<8, 32>(args);
-        break;
-      case 64:
-        four ? product<4, 64>(args) : product<8, 64>(args);
-        break;
-      default:
-        four ? product<4, 128>(args) : product<8, 128>(args);
-        break;
-    }
   }
 
   // ---- elementwise ----
@@ -582,38 +301,10 @@ struct Generic {
     }
   }
 
-  // ---- the limit of the products ----
-
-  // Enough chains to hide the latency of the instruction. x = x / 2 + c stays finite.
-  static uint64_t multiply_add_peak(uint64_t rounds, float* sink) {
-    constexpr uint32_t kChains = V::kPeakChains;
-    const F factor = V::set1(0.5F);
-    const F addend = V::set1(*sink);
-    F chain[kChains];
-    LILY_UNROLL
-    for (uint32_t i = 0; i < kChains; ++i) {
-      chain[i] = V::set1(static_cast<float>(i));
-    }
-    for (uint64_t round = 0; round < rounds; ++round) {
-      LILY_UNROLL
-      for (uint32_t i = 0; i < kChains; ++i) {
-        chain[i] = V::fma(chain[i], factor, addend);
-      }
-    }
-    F sum = V::zero();
-    LILY_UNROLL
-    for (uint32_t i = 0; i < kChains; ++i) {
-      sum = V::add(sum, chain[i]);
-    }
-    *sink = V::reduce_add(sum);
-    return rounds * kChains * N;
-  }
-
   static constexpr Kernels table(std::string_view name, std::string_view multiply) {
     return {.name = name,
-            .prepared_floats = prepared_floats,
-            .prepare = prepare,
-            .matmul = matmul,
+            .prepare = Affine<V>::prepare,
+            .matmul = Affine<V>::matmul,
             .rms_norm = rms_norm,
             .gated_norm = gated_norm,
             .conv_silu = conv_silu,
@@ -625,7 +316,7 @@ struct Generic {
             .multiply_add = multiply_add,
             .to_bf16 = to_bf16,
             .multiply = multiply,
-            .multiply_add_peak = multiply_add_peak};
+            .multiply_add_peak = Affine<V>::multiply_add_peak};
   }
 };
 

@@ -6,11 +6,11 @@ namespace {
 
 struct Scalar {
   static constexpr uint32_t N = 8;
-  static constexpr uint32_t kOutputs = 1;  // outputs and rows of a tile of a product of many rows
-  static constexpr uint32_t kRows = 2;
+  static constexpr uint32_t kRows = 2;        // of a tile of a product of many rows
   static constexpr uint32_t kValueHeads = 2;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 1;
-  static constexpr uint32_t kPeakChains = 6;  // of independent multiply-adds that fit the registers
+  static constexpr uint32_t kPeakChains =
+      6;  // of independent multiply-adds, and their codes, that fit the registers
   struct F {
     float v[N];
   };
@@ -90,9 +90,6 @@ struct Scalar {
   LILY_INLINE F load_bf16(const std::byte* p) {
     return each([&](uint32_t i) { return bits_to_float(uint32_t{half_at(p, i)} << 16); });
   }
-  LILY_INLINE F load_f16(const std::byte* p) {
-    return each([&](uint32_t i) { return f16_to_float(half_at(p, i)); });
-  }
   LILY_INLINE void store_bf16(std::byte* p, F x) {
     for (uint32_t i = 0; i < N; ++i) {
       const uint32_t bits = __builtin_bit_cast(uint32_t, x.v[i]);
@@ -108,36 +105,76 @@ struct Scalar {
     __builtin_memcpy(&out, p, sizeof(out));
     return out;
   }
-  LILY_INLINE I load_some_words(const std::byte* p, uint32_t count) {
-    I out{};
-    __builtin_memcpy(&out, p, size_t{count} * 4);
-    return out;
-  }
-  LILY_INLINE I and_bits(I x, uint32_t mask) {
-    for (uint32_t i = 0; i < N; ++i) {
-      x.v[i] &= mask;
-    }
-    return x;
-  }
-  template <uint32_t Bits>
-  LILY_INLINE I last_code(I x) {
-    for (uint32_t i = 0; i < N; ++i) {
-      x.v[i] >>= 32 - Bits;
-    }
-    return x;
-  }
   LILY_INLINE F to_float(I x) {
     return each([&](uint32_t i) { return static_cast<float>(static_cast<int32_t>(x.v[i])); });
   }
-  // The scale of each lane of vector `vector`, where `Lanes` lanes share one.
-  template <uint32_t Lanes>
-  LILY_INLINE F lanes(const float* scale, uint32_t vector) {
-    return each([&](uint32_t i) { return scale[(vector * N + i) / Lanes]; });
+
+  template <class Op>
+  LILY_INLINE I each_int(Op op) {
+    I out;
+    LILY_UNROLL
+    for (uint32_t i = 0; i < N; ++i) {
+      out.v[i] = op(i);
+    }
+    return out;
+  }
+  LILY_INLINE I zero_int() { return I{}; }
+  LILY_INLINE I add_int(I a, I b) {
+    return each_int([&](uint32_t i) { return a.v[i] + b.v[i]; });
+  }
+  LILY_INLINE I to_int(F x) {  // whole numbers; 0 for what is none
+    return each_int([&](uint32_t i) {
+      const bool fits = x.v[i] > -4e4F && x.v[i] < 4e4F;
+      return static_cast<uint32_t>(fits ? static_cast<int32_t>(x.v[i]) : 0);
+    });
+  }
+  LILY_INLINE I splat_word(const std::byte* p) {
+    uint32_t word = 0;
+    __builtin_memcpy(&word, p, sizeof(word));
+    return each_int([&](uint32_t) { return word; });
+  }
+  LILY_INLINE F splat(const std::byte* p) {
+    float x = 0;
+    __builtin_memcpy(&x, p, sizeof(x));
+    return set1(x);
+  }
+  LILY_INLINE void store_digits(std::byte* p, I x) {
+    for (uint32_t i = 0; i < N; ++i) {
+      p[i % 2 * 4 + i / 2] = static_cast<std::byte>(x.v[i]);
+    }
+  }
+  LILY_INLINE I first_digit(I x) {
+    return each_int(
+        [&](uint32_t i) { return static_cast<uint32_t>(static_cast<int32_t>(x.v[i] + 128) >> 8); });
+  }
+  LILY_INLINE I join_digits(I first, I second) {
+    return each_int([&](uint32_t i) { return (first.v[i] << 8) + second.v[i]; });
+  }
+  LILY_INLINE I low_halves(I codes) {
+    return each_int([&](uint32_t i) { return codes.v[i] & 0x0f0f0f0fU; });
+  }
+  LILY_INLINE I high_halves(I codes) {
+    return each_int([&](uint32_t i) { return (codes.v[i] >> 4) & 0x0f0f0f0fU; });
+  }
+  LILY_INLINE I dot_bytes(I sum, I codes, I x) {
+    LILY_UNROLL
+    for (uint32_t shift = 0; shift < 32; shift += 8) {
+      LILY_UNROLL
+      for (uint32_t i = 0; i < N; ++i) {
+        const int32_t digit = static_cast<int32_t>(x.v[i] << (24 - shift)) >> 24;
+        sum.v[i] += static_cast<uint32_t>(digit) * ((codes.v[i] >> shift) & 0xffU);
+      }
+    }
+    return sum;
+  }
+  LILY_INLINE I dot_small(I sum, I codes, I x) { return dot_bytes(sum, codes, x); }
+  LILY_INLINE I dot_halves(I sum, I codes, I x_low, I x_high) {
+    return dot_bytes(dot_bytes(sum, low_halves(codes), x_low), high_halves(codes), x_high);
   }
 };
 
 }  // namespace
 
-const Kernels kScalarKernels = Generic<Scalar>::table("scalar", "float32 multiply, then add");
+const Kernels kScalarKernels = Generic<Scalar>::table("scalar", "multiply-add of bytes in C++");
 
 }  // namespace lily::cpu

@@ -1,0 +1,92 @@
+// The vectors of AVX-512 F, BW, DQ and VL, without the products of bytes.
+#pragma once
+
+#include <immintrin.h>
+
+#include "backends/cpu/isa/vectors.h"
+
+namespace lily::cpu {
+namespace {
+
+struct Avx512Base {
+  static constexpr uint32_t N = 16;
+  static constexpr uint32_t kRows = 12;       // of a tile of a product of many rows
+  static constexpr uint32_t kValueHeads = 8;  // heads and vectors of one step of attention's weighted sum
+  static constexpr uint32_t kValueVectors = 2;
+  static constexpr uint32_t kPeakChains =
+      12;  // of independent multiply-adds, and their codes, that fit the registers
+  using F = __m512;
+  using I = __m512i;
+
+  LILY_INLINE F zero() { return _mm512_setzero_ps(); }
+  LILY_INLINE F set1(float x) { return _mm512_set1_ps(x); }
+  LILY_INLINE F load(const float* p) { return _mm512_loadu_ps(p); }
+  LILY_INLINE F load_bytes(const std::byte* p) { return _mm512_castsi512_ps(load_words(p)); }
+  LILY_INLINE void store(float* p, F x) { _mm512_storeu_ps(p, x); }
+  LILY_INLINE F add(F a, F b) { return _mm512_add_ps(a, b); }
+  LILY_INLINE F sub(F a, F b) { return _mm512_sub_ps(a, b); }
+  LILY_INLINE F mul(F a, F b) { return _mm512_mul_ps(a, b); }
+  LILY_INLINE F div(F a, F b) { return _mm512_div_ps(a, b); }
+  LILY_INLINE F fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }
+  LILY_INLINE F max(F a, F b) { return _mm512_max_ps(a, b); }
+  LILY_INLINE F min(F a, F b) { return _mm512_min_ps(a, b); }
+  LILY_INLINE F round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  LILY_INLINE F times_power_of_two(F x, F n) {  // adds to the exponent; a NaN n adds nothing
+    const I power = _mm512_slli_epi32(_mm512_cvtps_epi32(n), 23);
+    return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(x), power));
+  }
+  LILY_INLINE __m256 high_half(F x) { return _mm512_extractf32x8_ps(x, 1); }
+  LILY_INLINE float reduce_add(F x) {
+    const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), high_half(x));
+    __m128 sum = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    sum = _mm_add_ps(sum, _mm_movehl_ps(sum, sum));
+    return _mm_cvtss_f32(_mm_add_ss(sum, _mm_movehdup_ps(sum)));
+  }
+  LILY_INLINE float reduce_max(F x) {
+    const __m256 half = _mm256_max_ps(_mm512_castps512_ps256(x), high_half(x));
+    __m128 top = _mm_max_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+    top = _mm_max_ps(top, _mm_movehl_ps(top, top));
+    return _mm_cvtss_f32(_mm_max_ss(top, _mm_movehdup_ps(top)));
+  }
+  LILY_INLINE __m256i load_halves(const std::byte* p) {
+    return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  }
+  LILY_INLINE F load_bf16(const std::byte* p) {
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(load_halves(p)), 16));
+  }
+  LILY_INLINE void store_bf16(std::byte* p, F x) {
+    const I bits = _mm512_castps_si512(x);
+    const I odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    const I rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
+    const __mmask16 nan = _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q);
+    const I final_bits = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
+                        _mm512_cvtepi32_epi16(_mm512_srli_epi32(final_bits, 16)));
+  }
+
+  LILY_INLINE I load_words(const std::byte* p) { return _mm512_loadu_si512(p); }
+  LILY_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
+
+  LILY_INLINE I zero_int() { return _mm512_setzero_si512(); }
+  LILY_INLINE I add_int(I a, I b) { return _mm512_add_epi32(a, b); }
+  LILY_INLINE I to_int(F x) { return _mm512_cvtps_epi32(x); }
+  LILY_INLINE I splat_word(const std::byte* p) {
+    int word = 0;
+    __builtin_memcpy(&word, p, sizeof(word));
+    return _mm512_set1_epi32(word);
+  }
+  LILY_INLINE F splat(const std::byte* p) { return _mm512_castsi512_ps(splat_word(p)); }
+  LILY_INLINE void store_digits(std::byte* p, I x) {
+    const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 13, 15);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(p), _mm_shuffle_epi8(_mm512_cvtepi32_epi8(x), order));
+  }
+  LILY_INLINE I first_digit(I x) { return _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8); }
+  LILY_INLINE I join_digits(I first, I second) {
+    return _mm512_add_epi32(_mm512_slli_epi32(first, 8), second);
+  }
+  LILY_INLINE I low_halves(I codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
+  LILY_INLINE I high_halves(I codes) { return low_halves(_mm512_srli_epi32(codes, 4)); }
+};
+
+}  // namespace
+}  // namespace lily::cpu
