@@ -24,6 +24,8 @@ struct Tolerances {
   double model;  // of the logits of kTiny, all layers
   double
       router;  // absolute, of a router logit: rows whose eighth and ninth expert are closer are not compared
+  // Of the logits of the worst row, where rounding may choose another expert for it; 0: as `model`.
+  double worst_row = 0;
 };
 
 struct Implementation {

@@ -118,7 +118,8 @@ TEST_P(ModelTest, PrefillInAnyChunksIsTokenByToken) {
   const Logits expected = model.feed(*one_by_one, tokens, 1);
   for (const size_t chunk : {7U, 64U, 512U}) {
     const auto state = model.state();
-    EXPECT_LE(worst_row(model.feed(*state, tokens, chunk), expected), tolerance().model) << chunk;
+    const double limit = tolerance().worst_row > 0 ? tolerance().worst_row : tolerance().model;
+    EXPECT_LE(worst_row(model.feed(*state, tokens, chunk), expected), limit) << chunk;
   }
 }
 

@@ -99,6 +99,14 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create() {
 const DeviceInfo& CudaBackend::device() const { return impl_->device; }
 uint64_t CudaBackend::device_bytes() const { return impl_->meter.peak; }
 
+uint64_t CudaBackend::state_bytes() const {
+  if (!impl_->context) {
+    return 0;
+  }
+  const StateContext& of = *impl_->context;
+  return of.recurrent->bytes_taken() + of.pages->bytes_taken() + of.sides->bytes_taken();
+}
+
 // The best of several runs of `work`, in seconds.
 template <class Work>
 static Result<double> best_seconds(Stream queue, Work&& work) {

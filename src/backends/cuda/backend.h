@@ -30,6 +30,7 @@ class CudaBackend final : public Backend {
   Result<Ticket> submit(const Pass& pass) override;
   Result<Output> collect(Ticket ticket) override;
   uint64_t device_bytes() const override;
+  uint64_t state_bytes() const override;
 
   // The same for weights that lie in no file; they must outlive the backend.
   Result<MemoryNeed> estimate(const ModelWeights& weights, const Plan& plan) const;

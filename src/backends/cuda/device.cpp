@@ -85,12 +85,19 @@ Result<uint8_t*> DevicePool::take() {
   }
   uint8_t* block = free_.back();
   free_.pop_back();
+  ++taken_;
   return block;
+}
+
+uint64_t DevicePool::bytes_taken() {
+  const std::lock_guard lock(mutex_);
+  return taken_ * block_bytes_;
 }
 
 void DevicePool::give(uint8_t* block) {
   const std::lock_guard lock(mutex_);
   free_.push_back(block);
+  --taken_;
 }
 
 Result<BlockRef> take_block(const std::shared_ptr<DevicePool>& pool) {

@@ -110,6 +110,7 @@ class DevicePool {
   size_t block_bytes() const { return block_bytes_; }
   Result<uint8_t*> take();
   void give(uint8_t* block);
+  uint64_t bytes_taken();
 
  private:
   const size_t block_bytes_;
@@ -119,6 +120,7 @@ class DevicePool {
   std::mutex mutex_;
   std::vector<DeviceMemory> slabs_;
   std::vector<uint8_t*> free_;
+  uint64_t taken_ = 0;
 };
 
 // A block of a pool that several owners may share.

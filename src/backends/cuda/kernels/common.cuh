@@ -60,15 +60,33 @@ __device__ __forceinline__ void wait_copies() {
 // The same for a number that is known when the kernel runs: at most 8.
 __device__ __forceinline__ void wait_copies_but(uint32_t pending) {
   switch (pending) {
-    case 0: wait_copies<0>(); break;
-    case 1: wait_copies<1>(); break;
-    case 2: wait_copies<2>(); break;
-    case 3: wait_copies<3>(); break;
-    case 4: wait_copies<4>(); break;
-    case 5: wait_copies<5>(); break;
-    case 6: wait_copies<6>(); break;
-    case 7: wait_copies<7>(); break;
-    default: wait_copies<8>(); break;
+    case 0:
+      wait_copies<0>();
+      break;
+    case 1:
+      wait_copies<1>();
+      break;
+    case 2:
+      wait_copies<2>();
+      break;
+    case 3:
+      wait_copies<3>();
+      break;
+    case 4:
+      wait_copies<4>();
+      break;
+    case 5:
+      wait_copies<5>();
+      break;
+    case 6:
+      wait_copies<6>();
+      break;
+    case 7:
+      wait_copies<7>();
+      break;
+    default:
+      wait_copies<8>();
+      break;
   }
 }
 
@@ -81,10 +99,9 @@ __device__ __forceinline__ int32_t load_l2(const int32_t* p) { return __ldcg(p);
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 
 // ---- Tensor instructions --------------------------------------------------------------------------------
-__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0,
-                                    uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                    uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
 }
@@ -114,7 +131,9 @@ __device__ __forceinline__ uint32_t transpose_matrix(uint32_t r) {
 
 // ---- bf16 -----------------------------------------------------------------------------------------------
 __device__ __forceinline__ uint16_t to_bf16(float x) { return __bfloat16_as_ushort(__float2bfloat16_rn(x)); }
-__device__ __forceinline__ float from_bf16(uint16_t x) { return __uint_as_float(static_cast<uint32_t>(x) << 16); }
+__device__ __forceinline__ float from_bf16(uint16_t x) {
+  return __uint_as_float(static_cast<uint32_t>(x) << 16);
+}
 __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return static_cast<uint32_t>(to_bf16(low)) | static_cast<uint32_t>(to_bf16(high)) << 16;
 }
@@ -122,8 +141,8 @@ __device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_floa
 __device__ __forceinline__ float high_bf16(uint32_t pair) { return __uint_as_float(pair & 0xffff0000u); }
 
 // ---- Activations that feed a product --------------------------------------------------------------------
-// bf16, in the order in which a lane of mma reads the B operand: of 64 inputs, lane t (of four) holds 16 in a row,
-// for step j of 16 inputs the inputs 16j + 2t, +1, +8, +9. Position of input k:
+// bf16, in the order in which a lane of mma reads the B operand: of 64 inputs, lane t (of four) holds 16 in a
+// row, for step j of 16 inputs the inputs 16j + 2t, +1, +8, +9. Position of input k:
 __host__ __device__ __forceinline__ uint32_t fragment_position(uint32_t k) {
   const uint32_t r = k & 15;
   return (k & ~63u) + ((r & 7) >> 1) * 16 + ((k >> 4) & 3) * 4 + (r >> 3) * 2 + (r & 1);

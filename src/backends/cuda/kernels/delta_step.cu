@@ -70,7 +70,9 @@ __device__ __forceinline__ void put_out(const DeltaStepArgs& a, uint32_t row, ui
 
 // What a block needs of one row, to shared memory: q and k of the head normalised, v of the strip.
 __device__ __forceinline__ void load_row(Shared& sh, const DeltaStepArgs& a, const Segment& segment,
-                                         const float* ring, uint32_t r, uint32_t head, uint32_t strip) {
+                                         const float* ring, uint32_t r) {
+  const uint32_t head = blockIdx.x / kStrips;
+  const uint32_t strip = blockIdx.x % kStrips;
   const uint32_t key_width = a.dims.k_heads * kDeltaDim;
   const uint32_t key_head = head / (a.dims.v_heads / a.dims.k_heads);
   const uint32_t warp = threadIdx.x / 32;
@@ -92,6 +94,28 @@ __device__ __forceinline__ void load_row(Shared& sh, const DeltaStepArgs& a, con
   __syncthreads();
 }
 
+__device__ __forceinline__ void load_state(float (&s)[kKeys], const float* state) {
+#pragma unroll
+  for (uint32_t i = 0; i < kKeys; ++i) {
+    s[i] = load_l2(state + i * kDeltaDim);
+  }
+}
+
+// The inputs of a block's channels to the ring.
+__device__ __forceinline__ void keep_inputs(const DeltaStepArgs& a, const Segment& segment, float* ring,
+                                            uint32_t head, uint32_t strip) {
+  const uint32_t share =
+      a.dims.v_heads / a.dims.k_heads;  // value heads of a key head: the first keeps its inputs
+  const uint32_t key_width = a.dims.k_heads * kDeltaDim;
+  if (strip == 0 && head % share == 0) {
+    keep_input(a, segment, ring,
+               (threadIdx.x / kDeltaDim) * key_width + head / share * kDeltaDim + threadIdx.x % kDeltaDim);
+  }
+  if (threadIdx.x < kColumns) {
+    keep_input(a, segment, ring, 2 * key_width + head * kDeltaDim + strip * kColumns + threadIdx.x);
+  }
+}
+
 __global__ void __launch_bounds__(kWarps * 32) delta_step_kernel(DeltaStepArgs a) {
   __shared__ Shared sh;
   const uint32_t lane = threadIdx.x & 31;
@@ -104,9 +128,8 @@ __global__ void __launch_bounds__(kWarps * 32) delta_step_kernel(DeltaStepArgs a
   float* const state =
       delta + (size_t{head} * kDeltaDim + warp * kKeys) * kDeltaDim + strip * kColumns + lane;
   float s[kKeys];
-#pragma unroll
-  for (uint32_t i = 0; i < kKeys; ++i) {
-    s[i] = load_l2(state + i * kDeltaDim);
+  if (a.single != 0) {  // no kernel close before this one writes the state
+    load_state(s, state);
   }
   const float weight = a.norm[strip * kColumns + lane];
   const float rate = a.decay_rate[head];
@@ -114,12 +137,15 @@ __global__ void __launch_bounds__(kWarps * 32) delta_step_kernel(DeltaStepArgs a
 
   wait_for_predecessors();
   start_successors();
+  if (a.single == 0) {
+    load_state(s, state);
+  }
   for (uint32_t r = 0; r < segment.rows; ++r) {
     const uint32_t row = segment.first_row - a.first_row + r;
     const float* const gates = a.mixed + size_t{row} * a.ld + conv_channels(a.dims) + value_width(a.dims);
     const float decay = expf(-rate * softplus(load_l2(gates + head) + dt_bias));
     const float beta = 1.0f / (1.0f + expf(-load_l2(gates + a.dims.v_heads + head)));
-    load_row(sh, a, segment, ring, r, head, strip);
+    load_row(sh, a, segment, ring, r);
     const float* const k = sh.k + warp * kKeys;
     const float* const q = sh.q + warp * kKeys;
     float sum = 0;
@@ -162,16 +188,7 @@ __global__ void __launch_bounds__(kWarps * 32) delta_step_kernel(DeltaStepArgs a
     state[i * kDeltaDim] = s[i];
   }
   if (a.single != 0) {
-    const uint32_t share =
-        a.dims.v_heads / a.dims.k_heads;  // value heads of a key head: the first keeps its inputs
-    const uint32_t key_width = a.dims.k_heads * kDeltaDim;
-    if (strip == 0 && head % share == 0) {
-      keep_input(a, segment, ring,
-                 (threadIdx.x / kDeltaDim) * key_width + head / share * kDeltaDim + threadIdx.x % kDeltaDim);
-    }
-    if (warp == 0) {
-      keep_input(a, segment, ring, 2 * key_width + head * kDeltaDim + strip * kColumns + lane);
-    }
+    keep_inputs(a, segment, ring, head, strip);
   }
 }
 

@@ -178,9 +178,18 @@ __device__ __forceinline__ Unit unit_of(uint32_t index, uint32_t blocks, uint32_
   return {which == 0 ? count - 1 : which - 1, index % blocks};
 }
 
-__device__ __forceinline__ void finish_gate_up(const ExpertArgs& a, const Routing& r, const float* part,
-                                               const EnterLayout& l, uint32_t rows, uint32_t unit0,
-                                               uint32_t count, const float* scales) {
+// Units [first, first + count) of a block, whose partial results are complete.
+struct Epoch {
+  const float* part;
+  const float* scales;
+  uint32_t first, count;
+};
+__device__ __forceinline__ void finish_gate_up(const ExpertArgs& a, const Routing& r, const EnterLayout& l,
+                                               uint32_t rows, const Epoch& epoch) {
+  const float* const part = epoch.part;
+  const float* const scales = epoch.scales;
+  const uint32_t unit0 = epoch.first;
+  const uint32_t count = epoch.count;
   const uint32_t first_row = blockIdx.y * kGroupRows;
   const uint32_t work = count * rows * 8;
   const uint32_t ffn = a.dims.ffn;
@@ -237,9 +246,10 @@ __global__ void __launch_bounds__(kEnterWarps * 32) gate_up_kernel(ExpertArgs a)
     ring.fetch(own + a.dims.experts * a.w.matrix_bytes + (blockIdx.x + group * gridDim.x) * block_bytes);
   }
 
-  wait_for_predecessors();
-  start_successors();
   float* const sums = reinterpret_cast<float*>(shared + l.sums);
+  clear_sums(sums, inputs);
+  wait_for_predecessors();
+  start_successors();  // down may read the logits before its own wait: they are complete now
   float* const scales = reinterpret_cast<float*>(shared + l.scales);
   float* const part = reinterpret_cast<float*>(shared + l.part);
   route(r, a.router + size_t{first_row} * a.ld_router, a.ld_router, a.dims.experts, rows);
@@ -256,9 +266,10 @@ __global__ void __launch_bounds__(kEnterWarps * 32) gate_up_kernel(ExpertArgs a)
   for (uint32_t i = early ? 1 : 0; i < a.stages; ++i, fetched += l.groups) {
     ring.fetch(address(fetched));
   }
-  load_columns(shared + l.columns, a.feed.x + size_t{first_row} * inputs, inputs, rows);
-  load_sums(sums, a.feed.sums + size_t{first_row} * (inputs / kFeedBlock), inputs, rows);
-  load_row_scales(scales, a.feed.squares + size_t{first_row} * (inputs / kFeedBlock), inputs, rows);
+  const size_t parts = size_t{first_row} * (inputs / kFeedBlock);
+  load_columns(team_of(0, 9), shared + l.columns, a.feed.x + size_t{first_row} * inputs, inputs, rows);
+  load_sums(team_of(9, 4), sums, a.feed.sums + parts, inputs, rows);
+  load_row_scales(team_of(13, 3), scales, a.feed.squares + parts, inputs, rows);
   if (blockIdx.x == 0) {
     for (uint32_t e = threadIdx.x; e < a.dims.experts; e += blockDim.x) {
       if (r.mask[e] != 0) {
@@ -287,7 +298,7 @@ __global__ void __launch_bounds__(kEnterWarps * 32) gate_up_kernel(ExpertArgs a)
       store_partial(part + size_t{u} * l.splits * rows * kTileRows, s, rows, f, lane);
     }
     __syncthreads();
-    finish_gate_up(a, r, part, l, rows, unit0, count, scales);
+    finish_gate_up(a, r, l, rows, {part, scales, unit0, count});
     __syncthreads();
   }
   wait_copies<0>();
@@ -314,10 +325,15 @@ __host__ __device__ inline LeaveLayout leave_layout(uint32_t ring, uint32_t k_ti
 __device__ __forceinline__ void load_uses(uint8_t* columns, float* sums, const ExpertArgs& a,
                                           uint32_t first_row, uint32_t rows) {
   const uint32_t ffn = a.dims.ffn;
-  load_columns(columns, a.h + size_t{first_row} * kUses * ffn, ffn, rows * kUses);
+  load_columns(team_of(0, 6), columns, a.h + size_t{first_row} * kUses * ffn, ffn, rows * kUses);
   const uint32_t halves = ffn / 32;
+  const Team team = team_of(6, 2);
+  if (team.thread >= team.threads) {
+    return;
+  }
   const float4* from = reinterpret_cast<const float4*>(a.h_sums + size_t{first_row} * kUses * (ffn / 8));
-  for (uint32_t i = threadIdx.x; i < rows * kUses * halves; i += blockDim.x) {
+#pragma unroll 4
+  for (uint32_t i = team.thread; i < rows * kUses * halves; i += team.threads) {
     const float4 four = load_l2(from + i);
     sums[i] = (four.x + four.y) + (four.z + four.w);
   }
@@ -336,7 +352,8 @@ __global__ void __launch_bounds__(kLeaveWarps * 32) down_kernel(ExpertArgs a) {
   Routing& r = *reinterpret_cast<Routing*>(shared + l.routing);
   const bool works = warp < splits;
 
-  // The router ran two kernels before this one: its logits are complete.
+  start_successors();
+  // gate_up waited for the router before it let this kernel start: the logits are complete.
   route(r, a.router + size_t{first_row} * a.ld_router, a.ld_router, a.dims.experts, rows);
   Ring<F::kTileBytes> ring{shared + warp * a.stages * F::kTileBytes, a.stages, lane};
   const uint8_t* const own = a.w.tiles + (size_t{blockIdx.x} * a.w.k_tiles + warp) * F::kTileBytes;
@@ -348,11 +365,15 @@ __global__ void __launch_bounds__(kLeaveWarps * 32) down_kernel(ExpertArgs a) {
   }
 
   wait_for_predecessors();
-  start_successors();
   uint8_t* const columns = shared + l.columns;
   float* const sums = reinterpret_cast<float*>(shared + l.sums);
   float* const part = reinterpret_cast<float*>(shared + l.part);
   load_uses(columns, sums, a, first_row, rows);
+  Element early = {0, 0};
+  if (threadIdx.x < rows * kTileRows) {
+    early = load_element(a.to, first_row + threadIdx.x / kTileRows,
+                         blockIdx.x * kTileRows + threadIdx.x % kTileRows);
+  }
   __syncthreads();
 
   float f[4] = {};
@@ -387,7 +408,7 @@ __global__ void __launch_bounds__(kLeaveWarps * 32) down_kernel(ExpertArgs a) {
     const uint32_t output = i % kTileRows;
     const uint32_t row = i / kTileRows;
     const float value = active ? sum_partials(part, splits, rows, row, output) : 0;
-    add_to_stream(a.to, first_row + row, blockIdx.x * kTileRows + output, value, active);
+    add_to_stream(a.to, first_row + row, blockIdx.x * kTileRows + output, value, active, early);
   }
   wait_copies<0>();
 }

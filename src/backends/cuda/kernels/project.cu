@@ -1,9 +1,9 @@
 // Dense projections of few rows: y = w x, with the norm of the input as a factor, or added to the stream.
 //
-// A block has 16 warps. They share the inputs: warp s of a split reads tiles [s * kTiles, (s + 1) * kTiles) of each of
-// the block's units of 16 outputs, and the partial sums are added in the order of the warps. Where the inputs are too
-// few for 16 warps, groups of warps take turns over the units. The weights of the first units are fetched before
-// the kernel waits for the one before it.
+// A block has 16 warps. They share the inputs: warp s of a split reads tiles [s * kTiles, (s + 1) * kTiles)
+// of each of the block's units of 16 outputs, and the partial sums are added in the order of the warps. Where
+// the inputs are too few for 16 warps, groups of warps take turns over the units. The weights of the first
+// units are fetched before the kernel waits for the one before it.
 #include "backends/cuda/kernels/tiles.cuh"
 
 namespace lily::cuda {
@@ -45,15 +45,20 @@ __host__ __device__ inline Layout layout_of(uint32_t ring, uint32_t k_tiles, uin
 }
 
 // Factors of a row's heads: [head][kGroupRows].
-__device__ void load_head_scales(float* to, const float* squares, uint32_t inputs, uint32_t rows) {
+__device__ void load_head_scales(const Team& team, float* to, const float* squares, uint32_t inputs,
+                                 uint32_t rows) {
   constexpr uint32_t kBlocks = kDeltaDim / kFeedBlock;
   const uint32_t heads = inputs / kDeltaDim;
-  for (uint32_t i = threadIdx.x; i < heads * kGroupRows; i += blockDim.x) {
+  if (team.thread >= team.threads) {
+    return;
+  }
+  for (uint32_t i = team.thread; i < heads * kGroupRows; i += team.threads) {
     const uint32_t row = i / heads;
     const uint32_t head = i % heads;
     float scale = 0;
     if (row < rows) {
-      const float4* from = reinterpret_cast<const float4*>(squares + size_t{row} * (inputs / kFeedBlock) + head * kBlocks);
+      const float4* from =
+          reinterpret_cast<const float4*>(squares + size_t{row} * (inputs / kFeedBlock) + head * kBlocks);
       const float4 a = load_l2(from);
       const float4 b = load_l2(from + 1);
       const float sum = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
@@ -63,28 +68,69 @@ __device__ void load_head_scales(float* to, const float* squares, uint32_t input
   }
 }
 
-__device__ __forceinline__ void finish_unit(const ProjectArgs& a, const float* part, const Split& split, uint32_t rows,
-                                            uint32_t first_row, uint32_t unit0, uint32_t count, const float* scales) {
-  // Sixteen threads for each unit and row, so that half a warp has 16 outputs of one row.
-  const uint32_t work = count * rows * kTileRows;
+// The group of rows that a block works on.
+struct Group {
+  uint32_t first_row, rows;
+  Split split;
+};
+// Units [first, first + count) of a block, whose partial results are complete.
+struct Epoch {
+  const float* part;
+  uint32_t first, count;
+};
+
+// Sixteen threads for each unit and row, so that half a warp has 16 outputs of one row.
+struct Place {
+  uint32_t unit, row, output;
+};
+__device__ __forceinline__ Place place_of(uint32_t i, uint32_t rows) {
+  return {i / kTileRows / rows, i / kTileRows % rows, i % kTileRows};
+}
+
+__device__ __forceinline__ void finish_units(const ProjectArgs& a, const Group& group, const Epoch& epoch,
+                                             const float* scales, const Element& early) {
+  const Split& split = group.split;
+  const uint32_t work = epoch.count * group.rows * kTileRows;
   for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += blockDim.x) {
     const bool active = i < work;
-    const uint32_t output = i % kTileRows;
-    const uint32_t row = i / kTileRows % rows;
-    const uint32_t u = i / kTileRows / rows;
+    const Place at = place_of(i, group.rows);
+    const uint32_t row = group.first_row + at.row;
+    const uint32_t r = (blockIdx.x + (epoch.first + at.unit) * gridDim.x) * kTileRows + at.output;
     float value = 0;
+    Element element = early;
     if (active) {
-      value = sum_partials(part + size_t{u} * split.splits * rows * kTileRows, split.splits, rows, row, output);
+      if (a.y == nullptr && (epoch.first != 0 || i != threadIdx.x)) {
+        element = load_element(a.to, row, r);
+      }
+      const float* const part = epoch.part + size_t{at.unit} * split.splits * group.rows * kTileRows;
+      value = sum_partials(part, split.splits, group.rows, at.row, at.output);
       if (a.scaling == Scaling::row) {
-        value *= scales[row];
+        value *= scales[at.row];
       }
     }
-    const uint32_t r = (blockIdx.x + (unit0 + u) * gridDim.x) * kTileRows + output;
     if (a.y == nullptr) {
-      add_to_stream(a.to, first_row + row, r, value, active);
+      add_to_stream(a.to, row, r, value, active, element);
     } else if (active && r < a.ld_y) {
-      a.y[size_t{first_row + row} * a.ld_y + r] = value;
+      a.y[size_t{row} * a.ld_y + r] = value;
     }
+  }
+}
+
+// The feed of a block's rows to shared memory.
+template <bool kHeads>
+__device__ __forceinline__ void load_feed(const ProjectArgs& a, const Group& group, uint8_t* shared,
+                                          const Layout& at) {
+  const uint32_t inputs = a.w.k_tiles * kTileCols;
+  const size_t parts = size_t{group.first_row} * (inputs / kFeedBlock);
+  float* const scales = reinterpret_cast<float*>(shared + at.scales);
+  load_columns(team_of(0, 9), shared + at.columns, a.feed.x + size_t{group.first_row} * inputs, inputs,
+               group.rows);
+  load_sums(team_of(9, 4), reinterpret_cast<float*>(shared + at.sums), a.feed.sums + parts, inputs,
+            group.rows);
+  if (kHeads) {
+    load_head_scales(team_of(13, 3), scales, a.feed.squares + parts, inputs, group.rows);
+  } else if (a.scaling == Scaling::row) {
+    load_row_scales(team_of(13, 3), scales, a.feed.squares + parts, inputs, group.rows);
   }
 }
 
@@ -104,27 +150,28 @@ __global__ void __launch_bounds__(kWarps * 32) project_kernel(ProjectArgs a) {
   const uint32_t units =
       blockIdx.x < a.w.row_blocks ? (a.w.row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
 
+  start_successors();  // what they fetch early is not written by the kernels around this one
   Ring<kStage> ring{shared + warp * a.stages * kStage, a.stages, lane};
-  const uint8_t* const first =
-      a.w.tiles + (size_t{blockIdx.x} * a.w.k_tiles + s * kTiles) * F::kTileBytes;
+  const uint8_t* const first = a.w.tiles + (size_t{blockIdx.x} * a.w.k_tiles + s * kTiles) * F::kTileBytes;
   const size_t step = size_t{gridDim.x} * a.w.k_tiles * F::kTileBytes;  // to the block's next unit
   uint32_t fetched = group;
   for (uint32_t i = 0; i < a.stages; ++i, fetched += split.groups) {
     ring.fetch(fetched < units ? first + fetched * step : nullptr);
   }
 
-  wait_for_predecessors();
-  start_successors();
   float* const sums = reinterpret_cast<float*>(shared + at.sums);
   float* const scales = reinterpret_cast<float*>(shared + at.scales);
   float* const part = reinterpret_cast<float*>(shared + at.part);
-  load_columns(shared + at.columns, a.feed.x + size_t{first_row} * inputs, inputs, rows);
-  load_sums(sums, a.feed.sums + size_t{first_row} * (inputs / kFeedBlock), inputs, rows);
-  const float* squares = a.feed.squares + size_t{first_row} * (inputs / kFeedBlock);
-  if (kHeads) {
-    load_head_scales(scales, squares, inputs, rows);
-  } else if (a.scaling == Scaling::row) {
-    load_row_scales(scales, squares, inputs, rows);
+  clear_sums(sums, inputs);
+  __syncthreads();
+  wait_for_predecessors();
+  const Group of{first_row, rows, split};
+  load_feed<kHeads>(a, of, shared, at);
+  Element early = {0, 0};
+  if (a.y == nullptr && threadIdx.x < min(split.units, units) * rows * kTileRows) {
+    const Place place = place_of(threadIdx.x, rows);
+    early = load_element(a.to, first_row + place.row,
+                         (blockIdx.x + place.unit * gridDim.x) * kTileRows + place.output);
   }
   __syncthreads();
 
@@ -151,7 +198,7 @@ __global__ void __launch_bounds__(kWarps * 32) project_kernel(ProjectArgs a) {
       store_partial(part + size_t{u} * split.splits * rows * kTileRows, s, rows, f, lane);
     }
     __syncthreads();
-    finish_unit(a, part, split, rows, first_row, unit0, count, scales);
+    finish_units(a, of, {part, unit0, count}, scales, early);
     if (unit0 + split.units < units) {
       __syncthreads();
     }
@@ -171,11 +218,13 @@ int launch(const ProjectArgs& args, Stream queue) {
 
 template <class F>
 int allow(uint32_t bytes) {
-  for (const void* kernel :
-       {reinterpret_cast<const void*>(project_kernel<F, 1, false>), reinterpret_cast<const void*>(project_kernel<F, 2, false>),
-        reinterpret_cast<const void*>(project_kernel<F, 4, false>), reinterpret_cast<const void*>(project_kernel<F, 1, true>),
-        reinterpret_cast<const void*>(project_kernel<F, 4, true>)}) {
-    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+  for (const void* kernel : {reinterpret_cast<const void*>(project_kernel<F, 1, false>),
+                             reinterpret_cast<const void*>(project_kernel<F, 2, false>),
+                             reinterpret_cast<const void*>(project_kernel<F, 4, false>),
+                             reinterpret_cast<const void*>(project_kernel<F, 1, true>),
+                             reinterpret_cast<const void*>(project_kernel<F, 4, true>)}) {
+    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   static_cast<int>(bytes));
         e != cudaSuccess) {
       return e;
     }

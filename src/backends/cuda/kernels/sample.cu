@@ -274,10 +274,25 @@ __device__ void walk_block(Choosing& c, Walk walk, const SampleRow& row, uint32_
   }
 }
 
+// What a walk goes over, and how far.
+struct Course {
+  const SampleRow& row;
+  const float* logits;
+  uint32_t vocab;
+  float largest;
+  uint32_t most;
+  double target;
+};
+
 // Walks over candidates in descending order until the walk says that it is done, at most `most` of them.
 // Leaves how many in c.rank and their mass in c.sum. `fresh` says that the first block is already there.
-__device__ void walk_all(Choosing& c, Walk walk, const SampleRow& row, const float* logits, uint32_t vocab,
-                         float largest, uint32_t most, double target, bool& fresh) {
+__device__ void walk_all(Choosing& c, Walk walk, const Course& course, bool& fresh) {
+  const SampleRow& row = course.row;
+  const float* const logits = course.logits;
+  const uint32_t vocab = course.vocab;
+  const float largest = course.largest;
+  const uint32_t most = course.most;
+  const double target = course.target;
   const uint32_t least = row.top_k != 0 && row.top_k < kBlock / 2 ? row.top_k : kFirstPrefix;
   if (threadIdx.x == 0) {
     c.rank = 0;
@@ -339,14 +354,15 @@ __device__ int32_t draw(Choosing& c, const SampleRow& row, const float* logits, 
   double mass = 0;
   if (row.top_k != 0 && row.top_k < vocab) {
     kept = row.top_k;
-    walk_all(c, Walk::total, row, logits, vocab, largest, kept, 0, fresh);
+    walk_all(c, Walk::total, {row, logits, vocab, largest, kept, 0}, fresh);
     mass = c.sum;
   } else {
     mass = sum_of_row(c, logits, vocab, largest);
   }
   __syncthreads();
   if (row.top_p < 1.0f || row.min_p > 0) {
-    walk_all(c, Walk::keep, row, logits, vocab, largest, kept, static_cast<double>(row.top_p) * mass, fresh);
+    walk_all(c, Walk::keep, {row, logits, vocab, largest, kept, static_cast<double>(row.top_p) * mass},
+             fresh);
     kept = c.rank;
     mass = c.sum;
     __syncthreads();
@@ -354,7 +370,7 @@ __device__ int32_t draw(Choosing& c, const SampleRow& row, const float* logits, 
   if (threadIdx.x == 0) {
     c.token = best;
   }
-  walk_all(c, Walk::draw, row, logits, vocab, largest, kept, philox_uniform(row.seed, row.position) * mass,
+  walk_all(c, Walk::draw, {row, logits, vocab, largest, kept, philox_uniform(row.seed, row.position) * mass},
            fresh);
   return c.token;
 }

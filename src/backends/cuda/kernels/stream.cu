@@ -36,8 +36,8 @@ __global__ void __launch_bounds__(256) embed_kernel(EmbedArgs a) {
     const uint32_t code = (word >> (i * a.bits % 32)) & ((1u << a.bits) - 1);
     const size_t group = size_t(id) * (hidden / a.group) + i / a.group;
     const float product = __fmul_rn(scale_at(a.scales, a.scale_kind, group), static_cast<float>(code));
-    a.to.stream[size_t{row} * hidden + i] = 0;
-    add_to_stream(a.to, row, i, __fadd_rn(product, scale_at(a.biases, a.scale_kind, group)), true);
+    add_to_stream(a.to, row, i, __fadd_rn(product, scale_at(a.biases, a.scale_kind, group)), true,
+                  {0, a.to.next_norm[i]});
   }
 }
 

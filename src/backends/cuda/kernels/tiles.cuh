@@ -1,5 +1,5 @@
-// Products of few rows with packed weights: one tile of 16 outputs x 64 inputs times the columns of a group, and
-// the ring of shared memory through which a warp reads its tiles.
+// Products of few rows with packed weights: one tile of 16 outputs x 64 inputs times the columns of a group,
+// and the ring of shared memory through which a warp reads its tiles.
 #pragma once
 
 #include "backends/cuda/kernels/common.cuh"
@@ -11,7 +11,8 @@ template <int kPlanes_, bool kWide_>
 struct Format {
   static constexpr int kPlanes = kPlanes_;
   static constexpr bool kWide = kWide_;
-  static constexpr uint32_t kTileBytes = kPlanes * kPlaneBytes + (kWide ? kWideScaleBytes : kNarrowScaleBytes);
+  static constexpr uint32_t kTileBytes =
+      kPlanes * kPlaneBytes + (kWide ? kWideScaleBytes : kNarrowScaleBytes);
 };
 
 // Calls f.template operator()<Format>() for the format of `w`.
@@ -24,15 +25,16 @@ int with_format(const PackedMatrix& w, F&& f) {
 }
 
 // ---- The columns of a group in shared memory ------------------------------------------------------------
-// Rows of bf16 in fragment order, `stride` bytes apart; the stride is 16 more than a multiple of 128, which keeps
-// the reads below free of bank conflicts.
+// Rows of bf16 in fragment order, `stride` bytes apart; the stride is 16 more than a multiple of 128, which
+// keeps the reads below free of bank conflicts.
 __host__ __device__ constexpr uint32_t column_stride(uint32_t inputs) { return inputs * 2 + 16; }
 
 // A lane's part of one tile's B operand: column lane / 4, 16 inputs. Zeros where the column is absent.
 struct Column {
   uint32_t b[8];
 };
-__device__ __forceinline__ Column load_column(const uint8_t* column, uint32_t tile, uint32_t lane, bool present) {
+__device__ __forceinline__ Column load_column(const uint8_t* column, uint32_t tile, uint32_t lane,
+                                              bool present) {
   Column c;
   uint4 low = make_uint4(0, 0, 0, 0);
   uint4 high = low;
@@ -60,14 +62,14 @@ __device__ __forceinline__ HalfSums load_half_sums(const float* sums, uint32_t t
 }
 
 // ---- One tile -------------------------------------------------------------------------------------------
-// f[0], f[1]: output lane / 4, columns 2t and 2t + 1; f[2], f[3]: output lane / 4 + 8. Adds factor * (w x), where
-// kScaled says that there is a factor per column.
+// f[0], f[1]: output lane / 4, columns 2t and 2t + 1; f[2], f[3]: output lane / 4 + 8. Adds factor * (w x),
+// where kScaled says that there is a factor per column.
 //
-// The tensor cores see codes 128 too large (8-bit codes are two planes, 128 + 16 * 128 too large): with the sum of
-// the inputs, w x = scale * (sum of products) + (bias - offset * scale) * (sum of inputs).
+// The tensor cores see codes 128 too large (8-bit codes are two planes, 128 + 16 * 128 too large): with the
+// sum of the inputs, w x = scale * (sum of products) + (bias - offset * scale) * (sum of inputs).
 template <bool kScaled>
-__device__ __forceinline__ void add_half(float (&f)[4], const float (&c)[4], float2 upper, float2 lower, float2 sums,
-                                         float2 factor) {
+__device__ __forceinline__ void add_half(float (&f)[4], const float (&c)[4], float2 upper, float2 lower,
+                                         float2 sums, float2 factor) {
   // upper, lower: scale and corrected bias of the two outputs
   if constexpr (kScaled) {
     f[0] = fmaf(factor.x, fmaf(upper.x, c[0], upper.y * sums.x), f[0]);
@@ -89,8 +91,8 @@ __device__ __forceinline__ void two_steps(float (&c)[4], uint32_t w0, uint32_t w
 }
 
 template <class F, bool kScaled>
-__device__ __forceinline__ void add_tile(float (&f)[4], const uint8_t* tile, const Column& column, const HalfSums& sums,
-                                         float2 factor, uint32_t lane) {
+__device__ __forceinline__ void add_tile(float (&f)[4], const uint8_t* tile, const Column& column,
+                                         const HalfSums& sums, float2 factor, uint32_t lane) {
   constexpr float kOffset = F::kPlanes == 2 ? 17 * 128.0f : 128.0f;
   const uint32_t g = lane >> 2;
   float c[2][4] = {};  // of the halves; a narrow tile uses the first for both
@@ -185,23 +187,33 @@ __device__ __forceinline__ void store_partial(float* part, uint32_t split, uint3
 __device__ __forceinline__ float sum_partials(const float* part, uint32_t splits, uint32_t rows, uint32_t row,
                                               uint32_t output) {
   float sum = 0;
+#pragma unroll 8
   for (uint32_t s = 0; s < splits; ++s) {
     sum += part[(size_t{s} * rows + row) * kTileRows + output];
   }
   return sum;
 }
 
-// Adds `value` to one element of the stream and writes its place in the feed of the next product. The 16 lanes of a
-// half warp hold 16 consecutive outputs of one row; all lanes of the warp must call, `active` or not.
-__device__ __forceinline__ void add_to_stream(const StreamArgs& to, uint32_t row, uint32_t output, float value,
-                                              bool active) {
+// An element of the stream and the weight of the norm that comes next, read before they are needed.
+struct Element {
+  float value;
+  float norm;
+};
+__device__ __forceinline__ Element load_element(const StreamArgs& to, uint32_t row, uint32_t output) {
+  return {__ldcg(to.stream + size_t{row} * to.hidden + output), to.next_norm[output]};
+}
+
+// Adds `value` to one element of the stream and writes its place in the feed of the next product. The 16
+// lanes of a half warp hold 16 consecutive outputs of one row; all lanes of the warp must call, `active` or
+// not.
+__device__ __forceinline__ void add_to_stream(const StreamArgs& to, uint32_t row, uint32_t output,
+                                              float value, bool active, const Element& element) {
   float now = 0;
   float fed = 0;
   if (active) {
-    float* at = to.stream + size_t{row} * to.hidden + output;
-    now = __ldcg(at) + value;
-    *at = now;
-    const uint16_t bits = to_bf16(now * to.next_norm[output]);
+    now = element.value + value;
+    to.stream[size_t{row} * to.hidden + output] = now;
+    const uint16_t bits = to_bf16(now * element.norm);
     fed = from_bf16(bits);
     to.feed.x[size_t{row} * to.hidden + fragment_position(output)] = bits;
   }
@@ -215,42 +227,64 @@ __device__ __forceinline__ void add_to_stream(const StreamArgs& to, uint32_t row
 }
 
 // ---- Feeds to shared memory -----------------------------------------------------------------------------
-// Columns of a group, from rows of the feed; all threads of the block call.
-__device__ __forceinline__ void load_columns(uint8_t* columns, const uint16_t* x, uint32_t inputs, uint32_t rows) {
+// Each part of a feed is brought by warps of its own, so that one latency is paid for all of them.
+struct Team {
+  uint32_t thread;  // of this thread in the team; not below `threads`: it is not in the team
+  uint32_t threads;
+};
+__device__ __forceinline__ Team team_of(uint32_t first_warp, uint32_t warps) {
+  return {threadIdx.x - first_warp * 32, warps * 32};
+}
+
+// Columns of a group, from rows of the feed.
+__device__ __forceinline__ void load_columns(const Team& team, uint8_t* columns, const uint16_t* x,
+                                             uint32_t inputs, uint32_t rows) {
   const uint32_t chunks = inputs / 8;  // of 16 bytes
-  for (uint32_t i = threadIdx.x; i < rows * chunks; i += blockDim.x) {
-    const uint32_t row = i / chunks;
-    const uint32_t chunk = i % chunks;
-    *reinterpret_cast<uint4*>(columns + size_t{row} * column_stride(inputs) + chunk * 16) =
-        load_l2(reinterpret_cast<const uint4*>(x + size_t{row} * inputs) + chunk);
-  }
-}
-// Sums over half tiles: [inputs / 32][kGroupRows], zero for absent rows.
-__device__ __forceinline__ void load_sums(float* to, const float* sums, uint32_t inputs, uint32_t rows) {
-  const uint32_t halves = inputs / 32;
-  for (uint32_t i = threadIdx.x; i < halves * kGroupRows; i += blockDim.x) {
-    const uint32_t row = i / halves;
-    const uint32_t half = i % halves;
-    float sum = 0;
-    if (row < rows) {
-      const float2 two = load_l2(reinterpret_cast<const float2*>(sums + size_t{row} * (inputs / kFeedBlock)) + half);
-      sum = two.x + two.y;
+  if (team.thread < team.threads) {
+#pragma unroll 4
+    for (uint32_t i = team.thread; i < rows * chunks; i += team.threads) {
+      const uint32_t row = i / chunks;
+      const uint32_t chunk = i % chunks;
+      *reinterpret_cast<uint4*>(columns + size_t{row} * column_stride(inputs) + chunk * 16) =
+          load_l2(reinterpret_cast<const uint4*>(x + size_t{row} * inputs) + chunk);
     }
-    to[half * kGroupRows + row] = sum;
   }
 }
-// 1 / rms of each row: warp w takes rows w, w + warps, ...
-__device__ __forceinline__ void load_row_scales(float* to, const float* squares, uint32_t inputs, uint32_t rows) {
+// Sums over half tiles: [inputs / 32][kGroupRows]. Those of absent rows are cleared before the kernel waits.
+__device__ __forceinline__ void clear_sums(float* to, uint32_t inputs) {
+  for (uint32_t i = threadIdx.x; i < inputs / 32 * kGroupRows; i += blockDim.x) {
+    to[i] = 0;
+  }
+}
+__device__ __forceinline__ void load_sums(const Team& team, float* to, const float* sums, uint32_t inputs,
+                                          uint32_t rows) {
+  const uint32_t halves = inputs / 32;
+  if (team.thread < team.threads) {
+    for (uint32_t i = team.thread; i < rows * halves; i += team.threads) {
+      const uint32_t row = i / halves;
+      const uint32_t half = i % halves;
+      const float2 two =
+          load_l2(reinterpret_cast<const float2*>(sums + size_t{row} * (inputs / kFeedBlock)) + half);
+      to[half * kGroupRows + row] = two.x + two.y;
+    }
+  }
+}
+// 1 / rms of each row: a warp of the team takes a row at a time.
+__device__ __forceinline__ void load_row_scales(const Team& team, float* to, const float* squares,
+                                                uint32_t inputs, uint32_t rows) {
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t blocks = inputs / kFeedBlock;
-  for (uint32_t row = threadIdx.x / 32; row < rows; row += blockDim.x / 32) {
-    float sum = 0;
-    for (uint32_t i = lane; i < blocks; i += 32) {
-      sum += load_l2(squares + size_t{row} * blocks + i);
-    }
-    sum = sum_lanes<32>(sum);
-    if (lane == 0) {
-      to[row] = rsqrtf(sum / static_cast<float>(inputs) + kEps);
+  if (team.thread < team.threads) {
+    for (uint32_t row = team.thread / 32; row < rows; row += team.threads / 32) {
+      float sum = 0;
+#pragma unroll 4
+      for (uint32_t i = lane; i < blocks; i += 32) {
+        sum += load_l2(squares + size_t{row} * blocks + i);
+      }
+      sum = sum_lanes<32>(sum);
+      if (lane == 0) {
+        to[row] = rsqrtf(sum / static_cast<float>(inputs) + kEps);
+      }
     }
   }
 }
