@@ -282,8 +282,8 @@ std::vector<MoeCase> moe_cases() {
   }
   return cases;
 }
-INSTANTIATE_TEST_SUITE_P(Tokens, CudaPrefillMoe, ::testing::ValuesIn(moe_cases()), [](const auto& info) {
-  return std::string(info.param.shape.name) + "_" + std::to_string(info.param.tokens);
+INSTANTIATE_TEST_SUITE_P(Tokens, CudaPrefillMoe, ::testing::ValuesIn(moe_cases()), [](const auto& tested) {
+  return std::string(tested.param.shape.name) + "_" + std::to_string(tested.param.tokens);
 });
 
 TEST(PrefillTuning, TileOfAnExpertGrowsWithItsTokens) {

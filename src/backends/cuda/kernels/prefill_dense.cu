@@ -1,7 +1,5 @@
 // Dense projections for many tokens: y = W x with quantised W (prefill_tile.cuh), one block per 256 outputs
 // and 32, 64 or 128 tokens.
-#include <algorithm>
-
 #include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/kernels/prefill_tile.cuh"
 
@@ -118,18 +116,17 @@ __global__ void __launch_bounds__(kTileThreads, blocks_per_processor(kTokens, kF
   extern __shared__ __align__(1024) uint8_t shared[];
   const uint32_t output_blocks = (args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks;
   const DenseWork<kTokens> work{args, args.x, args.weights.k_tiles, output_blocks};
-  run_items<kTokens, kForm>(work, output_blocks * ((args.tokens + kTokens - 1) / kTokens),
-                            shared_address(shared));
+  run_items<kTokens, kForm, false>(work, output_blocks * ((args.tokens + kTokens - 1) / kTokens),
+                                   shared_address(shared));
 }
 
 template <int kTokens, Form kForm>
 void launch(const DenseArgs& args, Device device) {
   const uint32_t items =
       (args.weights.row_blocks + kTileBlocks - 1) / kTileBlocks * ((args.tokens + kTokens - 1) / kTokens);
-  const uint32_t grid = std::min(items, device.processors * blocks_per_processor(kTokens, kForm));
   constexpr int kShared = tile_shared_bytes(kTokens);
   cudaFuncSetAttribute(dense_kernel<kTokens, kForm>, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  dense_kernel<kTokens, kForm><<<grid, kTileThreads, kShared, device.queue>>>(args);
+  dense_kernel<kTokens, kForm><<<items, kTileThreads, kShared, device.queue>>>(args);
 }
 
 template <Form kForm>

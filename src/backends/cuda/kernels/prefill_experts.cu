@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kTileThreads, blocks_per_processor(kTokens, kF
   const uint32_t items = (tiles_of<kTokens>(args.tokens) + schedule.before[args.experts]) * output_blocks;
   const ExpertsWork<kTokens, kDown> work{args,           matrix,       schedule, kDown ? args.inner : args.x,
                                          matrix.k_tiles, output_blocks};
-  run_items<kTokens, kForm>(work, items, shared_address(memory));
+  run_items<kTokens, kForm, true>(work, items, shared_address(memory));
 }
 
 // stream += sum of the nine weighted rows of a token, in the order of the slots; eight values a thread.

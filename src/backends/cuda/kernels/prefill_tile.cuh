@@ -113,8 +113,9 @@ struct TilesAhead {
 //   x, depth_tiles          the activations, and tiles of 64 inputs of a row of weights
 //   operands(item)          -> Operands<kTokens>
 //   store(item, sums)       takes W x of this warp's row blocks
-// An item's first tokens and weights are on their way while the item before is still at work.
-template <int kTokens, Form kForm, typename Work>
+// An item's first tokens and weights are on their way while the item before is still at work. Without kFollow
+// a block has one item: where an item is long, the addresses of two cost more than the wait.
+template <int kTokens, Form kForm, bool kFollow, typename Work>
 __device__ __forceinline__ void run_items(const Work& work, uint32_t items, uint32_t shared) {
   using Ahead = TilesAhead<kTokens, kForm>;
   constexpr uint32_t kStages = stages_of(kTokens);
@@ -143,7 +144,7 @@ __device__ __forceinline__ void run_items(const Work& work, uint32_t items, uint
   };
   begin();
   for (uint32_t item = blockIdx.x;;) {
-    const bool more = item + gridDim.x < items;
+    const bool more = kFollow && item + gridDim.x < items;
     const bool next_follows = more && follows;
     const Operands<kTokens> next = more ? work.operands(item + gridDim.x) : now;
     float sums[2][kTokens / 2] = {};
