@@ -28,14 +28,14 @@ tidy: build
 	JOBS=$(JOBS) tools/tidy.sh $(FILES)
 
 build: setup
-	@test -f $(BUILD)/build.ninja || cmake --preset release -B $(BUILD)
+	@test -f $(BUILD)/build.ninja || cmake --preset default -B $(BUILD)
 	cmake --build $(BUILD) -j $(JOBS)
 
 setup:
 	@tools/setup.sh
 
 format:
-	clang-format -i $$(git ls-files '*.h' '*.cpp')
+	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
 
 clean:
 	rm -rf $(BUILD) build-*

@@ -196,7 +196,7 @@ Result<void> measure_all(const Loaded& loaded, const Bench& bench, const std::at
     }
     LILY_TRY(BenchRow row, measure(loaded, bench, wanted, conversations, fingerprint));
     peak = std::max(peak, peak_resident_bytes());  // the system's own count of pages is a little behind
-    row.peak_bytes = peak;
+    row.peak_bytes = peak + loaded.backend->device_bytes();
     sink(row);
   }
   return {};

@@ -86,18 +86,17 @@ uint64_t physical_memory() {
 
 double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
-Result<void> check_memory(const MemoryNeed& need, const Plan& plan) {
+Result<void> check_memory(const MemoryNeed& need, const Plan& plan, uint64_t have) {
   log_info(
       "memory: {:.2f} GB of the file, {:.2f} GB repacked, {:.2f} GB workspace, {} x {:.3f} GB for up to {} "
       "tokens each",
       gigabytes(need.mapped), gigabytes(need.weights), gigabytes(need.workspace), plan.sequences,
       gigabytes(need.per_sequence), plan.context);
-  const uint64_t have = physical_memory();
   if (need.total(plan.sequences) > have) {
     return fail(ErrorKind::out_of_memory,
                 "the model needs {:.2f} GB ({:.2f} GB weights, {:.2f} GB workspace, {} sequences of {:.3f} "
-                "GB) and this "
-                "machine has {:.2f} GB: lower --ctx (now {}) or --parallel (now {})",
+                "GB) and the "
+                "device has {:.2f} GB: lower --ctx (now {}) or --parallel (now {})",
                 gigabytes(need.total(plan.sequences)), gigabytes(need.mapped + need.weights),
                 gigabytes(need.workspace), plan.sequences, gigabytes(need.per_sequence), gigabytes(have),
                 plan.context, plan.sequences);
@@ -154,7 +153,8 @@ void add_device_options(CLI::App& app, DeviceOptions& options) {
 Result<MemoryNeed> load_backend(Backend& backend, const WeightFile& file, const Plan& plan,
                                 std::string_view name) {
   LILY_TRY(const MemoryNeed need, backend.estimate(file, plan));
-  LILY_TRY_VOID(check_memory(need, plan));
+  const uint64_t device = backend.device().memory_bytes;
+  LILY_TRY_VOID(check_memory(need, plan, device != 0 ? device : physical_memory()));
   ProgressBar progress(fmt::format("loading {}", name));
   LILY_TRY_VOID(backend.load(file, plan, [&](double done) { progress.update(done); }));
   progress.finish();

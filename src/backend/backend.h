@@ -140,6 +140,8 @@ class Backend {
   static constexpr uint32_t kMaxInFlight = 2;
   virtual Result<Ticket> submit(const Pass& pass) = 0;
   virtual Result<Output> collect(Ticket ticket) = 0;  // in the order of submission
+  // The most memory of its own, beside the process's, that the device held so far; 0 where there is none.
+  virtual uint64_t device_bytes() const { return 0; }
 };
 
 }  // namespace lily

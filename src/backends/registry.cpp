@@ -4,6 +4,7 @@
 
 #include "backends/absent/absent.h"
 #include "backends/cpu/backend.h"
+#include "base/log.h"
 #include "reference/backend.h"
 
 namespace lily {
@@ -17,8 +18,8 @@ struct Entry {
 // In the order in which "auto" prefers them. It never takes the reference: the CPU backend runs everywhere.
 constexpr std::string_view kLastResort = "cpu";
 constexpr std::array kEntries{
-    Entry{"cuda", absent::make_cuda_backend},
-    Entry{"metal", absent::make_metal_backend},
+    Entry{"cuda", make_cuda_backend},
+    Entry{"metal", make_metal_backend},
     Entry{"cpu", make_cpu_backend},
     Entry{"reference", make_reference_backend},
 };
@@ -54,6 +55,7 @@ Result<std::unique_ptr<Backend>> make_backend(std::string_view name, const Backe
     if (backend || !automatic || entry.name == kLastResort) {
       return backend;
     }
+    log_info("{}", backend.error().message);
   }
   return fail(ErrorKind::invalid_input, "device '{}': expected one of {}", name, known_names());
 }

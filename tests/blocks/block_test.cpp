@@ -1,4 +1,4 @@
-// Each block of every host implementation against the equations in double precision.
+// Each block of every implementation against the equations in double precision.
 #include <gtest/gtest.h>
 
 #include "tests/blocks/rig.h"
@@ -14,6 +14,11 @@ constexpr uint32_t kAttentionLayer = 3;
 
 class BlockTest : public ::testing::TestWithParam<Implementation> {
  protected:
+  void SetUp() override {
+    if (!GetParam().unusable.empty()) {
+      GTEST_SKIP() << GetParam().unusable;
+    }
+  }
   const Tolerances& tolerance() const { return GetParam().tolerances; }
 };
 INSTANTIATE_TEST_SUITE_P(Host, BlockTest, ::testing::ValuesIn(implementations()), ImplementationName());

@@ -2,9 +2,24 @@
 
 #include "backends/cpu/blocks/cpu_blocks.h"
 #include "backends/cpu/kernels.h"
+#include "backends/host/host_backend.h"
 #include "reference/blocks.h"
 
 namespace lily::test {
+namespace {
+
+auto host_backend(const Implementation& implementation) {
+  return [name = implementation.name, make = implementation.make](
+             unsigned threads, const ModelWeights& weights,
+             const Plan& plan) -> Result<std::unique_ptr<Backend>> {
+    LILY_TRY(std::unique_ptr<host::Blocks> blocks, make(threads));
+    auto backend = std::make_unique<host::HostBackend>(DeviceInfo{.name = name}, std::move(blocks));
+    LILY_TRY_VOID(backend->load(weights, plan, [](double) {}));
+    return std::unique_ptr<Backend>(std::move(backend));
+  };
+}
+
+}  // namespace
 
 const std::vector<Implementation>& implementations() {
   static const std::vector<Implementation> all = [] {
@@ -21,7 +36,8 @@ const std::vector<Implementation>& implementations() {
                      .head = 1e-5,
                      .state = 1e-5,
                      .model = 1e-4,
-                     .router = 1e-5}});
+                     .router = 1e-5},
+                    {}});
     for (const cpu::IsaListing& isa : cpu::list_isas()) {
       if (isa.usable) {
         list.push_back({"cpu-" + std::string(isa.kernels->name),
@@ -36,8 +52,15 @@ const std::vector<Implementation>& implementations() {
                          .head = 5e-5,
                          .state = 1e-4,
                          .model = 1e-2,
-                         .router = 3e-4}});
+                         .router = 3e-4},
+                        {}});
       }
+    }
+    for (Implementation& implementation : list) {
+      implementation.make_backend = host_backend(implementation);
+    }
+    for (Implementation& implementation : device_implementations()) {
+      list.push_back(std::move(implementation));
     }
     return list;
   }();

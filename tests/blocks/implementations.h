@@ -1,4 +1,4 @@
-// The host implementations that the block and model tests run over. To add one, add an entry in
+// The implementations that the block and model tests run over. To add one, add an entry in
 // implementations.cpp; its tolerances are those of docs/NUMERICS.md.
 #pragma once
 
@@ -24,16 +24,26 @@ struct Tolerances {
   double model;  // of the logits of kTiny, all layers
   double
       router;  // absolute, of a router logit: rows whose eighth and ninth expert are closer are not compared
+  // Of the logits of the worst row, where rounding may choose another expert for it; 0: as `model`.
+  double worst_row = 0;
 };
 
 struct Implementation {
   std::string name;
   std::function<Result<std::unique_ptr<host::Blocks>>(unsigned threads)> make;
   Tolerances tolerances;
+  // The backend with these weights loaded; they must outlive it.
+  std::function<Result<std::unique_ptr<Backend>>(unsigned threads, const ModelWeights& weights,
+                                                 const Plan& plan)>
+      make_backend;
+  std::string unusable{};  // why its tests are skipped on this machine, if they are
 };
 inline void PrintTo(const Implementation& implementation, std::ostream* out) { *out << implementation.name; }
 
-// Those that this machine can run, the reference first.
+// Those that this machine can run, the reference first, and those of devices that this build has.
 const std::vector<Implementation>& implementations();
+
+// In tests/blocks/device: what computes in memory of its own.
+std::vector<Implementation> device_implementations();
 
 }  // namespace lily::test

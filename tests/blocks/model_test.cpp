@@ -1,4 +1,4 @@
-// Properties of the whole model on kTiny, of every host implementation behind its backend.
+// Properties of the whole model on kTiny, of every implementation behind its backend.
 #include <gtest/gtest.h>
 
 #include "tests/blocks/rig.h"
@@ -33,11 +33,10 @@ Sampling greedy() {
 struct Model {
   explicit Model(const Implementation& implementation, unsigned threads = 2, uint32_t chunk = 512) {
     const auto plan = make_plan(kTiny, {.context = 1024, .sequences = 8, .chunk = chunk});
-    auto blocks = implementation.make(threads);
-    EXPECT_TRUE(blocks.has_value() && plan.has_value());
-    backend =
-        std::make_unique<host::HostBackend>(DeviceInfo{.name = implementation.name}, *std::move(blocks));
-    EXPECT_TRUE(backend->load(tiny_weights().get(), *plan, [](double) {}).has_value());
+    EXPECT_TRUE(plan.has_value());
+    auto made = implementation.make_backend(threads, tiny_weights().get(), *plan);
+    EXPECT_TRUE(made.has_value()) << (made ? "" : made.error().message);
+    backend = *std::move(made);
   }
 
   std::unique_ptr<SequenceState> state() const { return *backend->new_state(1024); }
@@ -71,7 +70,7 @@ struct Model {
     return tokens;
   }
 
-  std::unique_ptr<host::HostBackend> backend;
+  std::unique_ptr<Backend> backend;
 };
 
 // The largest distance of two rows of logits.
@@ -86,6 +85,11 @@ double worst_row(const Logits& found, const Logits& expected) {
 
 class ModelTest : public ::testing::TestWithParam<Implementation> {
  protected:
+  void SetUp() override {
+    if (!GetParam().unusable.empty()) {
+      GTEST_SKIP() << GetParam().unusable;
+    }
+  }
   const Tolerances& tolerance() const { return GetParam().tolerances; }
 };
 INSTANTIATE_TEST_SUITE_P(Host, ModelTest, ::testing::ValuesIn(implementations()), ImplementationName());
@@ -114,7 +118,8 @@ TEST_P(ModelTest, PrefillInAnyChunksIsTokenByToken) {
   const Logits expected = model.feed(*one_by_one, tokens, 1);
   for (const size_t chunk : {7U, 64U, 512U}) {
     const auto state = model.state();
-    EXPECT_LE(worst_row(model.feed(*state, tokens, chunk), expected), tolerance().model) << chunk;
+    const double limit = tolerance().worst_row > 0 ? tolerance().worst_row : tolerance().model;
+    EXPECT_LE(worst_row(model.feed(*state, tokens, chunk), expected), limit) << chunk;
   }
 }
 

@@ -1,13 +1,14 @@
-// Backends that this build does not have: they are listed, and say so when asked for.
+// Backends that this build may not have: they are listed, and say so when asked for. Where a build has the
+// device, its own folder defines the function in place of the one here.
 #pragma once
 
 #include <memory>
 
 #include "backend/registry.h"
 
-namespace lily::absent {
+namespace lily {
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const BackendOptions& options);
 Result<std::unique_ptr<Backend>> make_metal_backend(const BackendOptions& options);
 
-}  // namespace lily::absent
+}  // namespace lily

@@ -1,9 +1,9 @@
 #include "backends/absent/absent.h"
 
-namespace lily::absent {
+namespace lily {
 
 Result<std::unique_ptr<Backend>> make_metal_backend(const BackendOptions&) {
   return fail(ErrorKind::unsupported, "device 'metal': not built in");
 }
 
-}  // namespace lily::absent
+}  // namespace lily

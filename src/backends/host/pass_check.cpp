@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "backends/host/pass.h"
+#include "backends/host/slice_check.h"
 
 namespace lily::host {
-namespace {
 
 Result<void> check_sampling(size_t index, const Sampling& sampling, uint32_t vocab) {
   if (sampling.mode == Sampling::Mode::none) {
@@ -70,6 +70,8 @@ Result<void> check_tokens(size_t index, const Slice& slice, const Plan& plan) {
   }
   return {};
 }
+
+namespace {
 
 Result<void> check_state(size_t index, const Slice& slice, const StateLayout& layout) {
   const auto* state = dynamic_cast<const HostState*>(slice.state);

@@ -1,0 +1,369 @@
+#include "backends/cuda/backend.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <limits>
+
+#include "backends/cuda/kernels/limits.h"
+#include "backends/cuda/pass.h"
+#include "backends/host/slice_check.h"
+#include "base/log.h"
+#include "model/bytes.h"
+#include "weights/bind.h"
+
+namespace lily::cuda {
+namespace {
+
+constexpr uint64_t kLeftFree = uint64_t{256} << 20;  // for the driver: modules, graphs, local memory
+constexpr uint64_t kReadBytes = uint64_t{2} << 30;
+constexpr int kLimitRuns = 8;
+
+double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+}  // namespace
+
+struct CudaBackend::Impl {
+  DeviceInfo device;
+  DeviceTraits traits;
+  Meter meter;  // before everything that gives memory back
+  Stream queue = nullptr;
+  Plan plan{};
+  const ModelWeights* weights = nullptr;
+  std::optional<DeviceModel> model;
+  std::shared_ptr<StateContext> context;
+  std::optional<PassRunner> runner;
+  std::array<PassRecord, kMaxInFlight> records;
+  Ticket next_submit = 0;
+  Ticket next_collect = 0;
+
+  PassRecord& record(Ticket ticket) { return records[ticket % kMaxInFlight]; }
+
+  ~Impl() {
+    if (queue != nullptr) {
+      static_cast<void>(cudaStreamSynchronize(queue));
+    }
+    runner.reset();
+    model.reset();
+    for (PassRecord& record : records) {
+      record = {};
+    }
+    context.reset();
+    if (queue != nullptr) {
+      static_cast<void>(cudaStreamDestroy(queue));
+    }
+  }
+
+  Result<void> check_state(size_t index, const Slice& slice) const;
+  Result<void> check_pass(const Pass& pass) const;
+  Result<void> settle(PassRecord& record);
+  void settle_all();
+  uint64_t bytes_read(const PassRecord& record) const;
+};
+
+CudaBackend::CudaBackend() : impl_(std::make_unique<Impl>()) {}
+CudaBackend::~CudaBackend() = default;
+
+Result<std::unique_ptr<CudaBackend>> CudaBackend::create() {
+  int count = 0;
+  if (const cudaError_t error = cudaGetDeviceCount(&count); error != cudaSuccess || count == 0) {
+    static_cast<void>(cudaGetLastError());
+    return fail(ErrorKind::unsupported, "device 'cuda': no usable NVIDIA GPU: {}",
+                error == cudaSuccess ? "none was found" : cudaGetErrorString(error));
+  }
+  std::unique_ptr<CudaBackend> backend(new CudaBackend);
+  Impl& impl = *backend->impl_;
+  cudaDeviceProp properties{};
+  LILY_TRY_VOID(check(cudaGetDeviceProperties(&properties, 0), "the properties of the GPU"));
+  impl.traits = {.multiprocessors = static_cast<uint32_t>(properties.multiProcessorCount),
+                 .compute_capability = static_cast<uint32_t>(properties.major * 10 + properties.minor),
+                 .shared_bytes = static_cast<uint32_t>(properties.sharedMemPerBlockOptin)};
+  if (allow_shared_memory_project(48 * 1024) != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    return fail(ErrorKind::unsupported, "device 'cuda': {} (sm_{}): this build has no kernels for it",
+                properties.name, impl.traits.compute_capability);
+  }
+  LILY_TRY_VOID(check(cudaStreamCreateWithFlags(&impl.queue, cudaStreamNonBlocking), "a stream"));
+  impl.device = {
+      .name = "cuda",
+      .description = fmt::format("{}, {:.0f} GB, sm_{}", properties.name,
+                                 gigabytes(properties.totalGlobalMem), impl.traits.compute_capability),
+      .memory_bytes = properties.totalGlobalMem,
+      .peak_bytes_per_second = 0,
+      .features = {fmt::format("sm_{}", impl.traits.compute_capability)}};
+  return backend;
+}
+
+const DeviceInfo& CudaBackend::device() const { return impl_->device; }
+uint64_t CudaBackend::device_bytes() const { return impl_->meter.peak; }
+
+uint64_t CudaBackend::state_bytes() const {
+  if (!impl_->context) {
+    return 0;
+  }
+  const StateContext& of = *impl_->context;
+  return of.recurrent->bytes_taken() + of.pages->bytes_taken() + of.sides->bytes_taken();
+}
+
+// The best of several runs of `work`, in seconds.
+template <class Work>
+static Result<double> best_seconds(Stream queue, Work&& work) {
+  LILY_TRY(Event start, Event::create());
+  LILY_TRY(Event end, Event::create());
+  double best = std::numeric_limits<double>::max();
+  for (int run = 0; run < kLimitRuns; ++run) {
+    LILY_TRY_VOID(start.record(queue));
+    LILY_TRY_VOID(check(work(), "measuring the limits"));
+    LILY_TRY_VOID(end.record(queue));
+    LILY_TRY_VOID(end.wait());
+    LILY_TRY(const double seconds, end.seconds_since(start));
+    best = std::min(best, seconds);
+  }
+  return best;
+}
+
+Result<DeviceLimits> CudaBackend::measure_limits() {
+  if (impl_->next_submit != impl_->next_collect) {
+    return fail(ErrorKind::invalid_input, "limits are measured with no pass in flight, {} are not collected",
+                impl_->next_submit - impl_->next_collect);
+  }
+  const Stream queue = impl_->queue;
+  const uint32_t blocks = impl_->traits.multiprocessors;
+  Meter meter;  // this memory is not part of what the model needs
+  LILY_TRY(const DeviceMemory block,
+           DeviceMemory::allocate(kReadBytes, meter, "memory to measure the read bandwidth"));
+  LILY_TRY(const DeviceMemory out, DeviceMemory::allocate(256, meter, "memory to measure the limits"));
+  LILY_TRY_VOID(check(cudaMemsetAsync(block.bytes(), 0x5a, kReadBytes, queue), "measuring the limits"));
+  LILY_TRY(const double reading, best_seconds(queue, [&] {
+             return launch_read(block.bytes(), kReadBytes, out.as<uint32_t>(), blocks * 4, queue);
+           }));
+  constexpr uint32_t kRounds = 4096;
+  LILY_TRY(const double multiplying,
+           best_seconds(queue, [&] { return launch_multiply(kRounds, out.as<float>(), blocks * 2, queue); }));
+  const double adds = static_cast<double>(uint64_t{kRounds} * kLimitMultiplies * kLimitWarps * 2 * blocks) *
+                      static_cast<double>(kMultiplyAdds);
+  return DeviceLimits{.read_bytes_per_second = static_cast<double>(kReadBytes) / reading,
+                      .multiply_adds_per_second = adds / multiplying,
+                      .multiply = "mma.sync.m16n8k16 bf16"};
+}
+
+Result<MemoryNeed> CudaBackend::estimate(const WeightFile& file, const Plan& plan) const {
+  return estimate(file.weights(), plan);
+}
+
+Result<MemoryNeed> CudaBackend::estimate(const ModelWeights& weights, const Plan& plan) const {
+  MemoryNeed need;
+  LILY_TRY(need.weights, Residency::bytes(plan.shape, weights));
+  need.per_sequence = StateContext::bytes_per_sequence(plan);
+  need.workspace = DeviceModel::workspace_bytes(plan) + PassRunner::workspace_bytes(plan) + kLeftFree;
+  return need;
+}
+
+Result<void> CudaBackend::load(const WeightFile& file, const Plan& plan, FunctionRef<void(double)> progress) {
+  return load(file.weights(), plan, progress);
+}
+
+Result<void> CudaBackend::load(const ModelWeights& weights, const Plan& plan,
+                               FunctionRef<void(double)> progress) {
+  Impl& impl = *impl_;
+  if (impl.runner) {
+    return fail(ErrorKind::invalid_input, "this backend has loaded a model already");
+  }
+  if (weights.layers.size() != plan.shape.layers) {
+    return fail(ErrorKind::invalid_input, "the plan is for {} layers, the weights have {}", plan.shape.layers,
+                weights.layers.size());
+  }
+  LILY_TRY(const MemoryNeed need, estimate(weights, plan));
+  size_t free = 0;
+  size_t total = 0;
+  LILY_TRY_VOID(check(cudaMemGetInfo(&free, &total), "the free memory of the GPU"));
+  if (need.total(plan.sequences) > free) {
+    return fail(
+        ErrorKind::out_of_memory,
+        "device 'cuda': {:.2f} GB weights + {:.2f} GB workspace + {} x {:.3f} GB for sequences of {} tokens "
+        "= {:.2f} GB, and {:.2f} of {:.2f} GB are free: lower the context or the number of sequences",
+        gigabytes(need.weights), gigabytes(need.workspace), plan.sequences, gigabytes(need.per_sequence),
+        plan.context, gigabytes(need.total(plan.sequences)), gigabytes(free), gigabytes(total));
+  }
+  impl.plan = plan;
+  impl.weights = &weights;
+  impl.model.emplace(plan, impl.traits, impl.meter, impl.queue);
+  LILY_TRY_VOID(impl.model->load(weights, progress));
+  impl.context = std::make_shared<StateContext>(plan, impl.meter, impl.queue);
+  impl.context->settle = [of = &impl] { of->settle_all(); };
+  for (PassRecord& record : impl.records) {
+    LILY_TRY(record.start, Event::create());
+    LILY_TRY(record.end, Event::create());
+    LILY_TRY(record.experts_used,
+             PinnedMemory::allocate(size_t{plan.shape.layers} * DeviceModel::kExpertWords * 4,
+                                    "page-locked memory"));
+  }
+  impl.runner.emplace(*impl.model, plan, impl.meter);
+  if (auto prepared = impl.runner->prepare(); !prepared) {
+    impl.runner.reset();
+    return prepared;
+  }
+  return {};
+}
+
+Result<std::unique_ptr<SequenceState>> CudaBackend::new_state(uint32_t max_tokens) {
+  if (!impl_->runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (max_tokens < 1 || max_tokens > impl_->plan.context) {
+    return fail(ErrorKind::limit, "a state has room for 1 to {} tokens, asked for {}", impl_->plan.context,
+                max_tokens);
+  }
+  LILY_TRY(std::unique_ptr<CudaState> state, CudaState::create(impl_->context, max_tokens));
+  return std::unique_ptr<SequenceState>(std::move(state));
+}
+
+Result<void> CudaBackend::Impl::check_state(size_t index, const Slice& slice) const {
+  const auto* state = dynamic_cast<const CudaState*>(slice.state);
+  if (state == nullptr || &state->context() != context.get()) {
+    return fail(ErrorKind::invalid_input, "slice {}: its state is {}", index,
+                slice.state == nullptr ? "absent" : "of another backend or model");
+  }
+  if (state->flags()->failed) {
+    return fail(ErrorKind::invalid_input,
+                "slice {}: a failed pass left its state unusable: resume a checkpoint or drop it", index);
+  }
+  if (state->provisional()) {
+    return fail(ErrorKind::invalid_input, "slice {}: its state has provisional rows: accept() them first",
+                index);
+  }
+  if (slice.tokens.empty() && !state->samples()) {
+    return fail(ErrorKind::invalid_input, "slice {}: it feeds the token sampled last, but none was sampled",
+                index);
+  }
+  const size_t rows = std::max<size_t>(slice.tokens.size(), 1);
+  if (state->length() + rows > state->max_tokens()) {
+    return fail(ErrorKind::limit, "slice {}: its state holds {} tokens of at most {}: no room for {}", index,
+                state->length(), state->max_tokens(), rows);
+  }
+  return {};
+}
+
+Result<void> CudaBackend::Impl::check_pass(const Pass& pass) const {
+  if (pass.slices.empty()) {
+    return fail(ErrorKind::invalid_input, "a pass needs at least one slice");
+  }
+  size_t rows = 0;
+  for (size_t i = 0; i < pass.slices.size(); ++i) {
+    const Slice& slice = pass.slices[i];
+    LILY_TRY_VOID(check_state(i, slice));
+    LILY_TRY_VOID(host::check_tokens(i, slice, plan));
+    LILY_TRY_VOID(host::check_sampling(i, slice.sampling, plan.shape.vocab));
+    for (size_t other = 0; other < i; ++other) {
+      if (pass.slices[other].state == slice.state) {
+        return fail(ErrorKind::invalid_input, "slices {} and {} use the same state", other, i);
+      }
+    }
+    rows += std::max<size_t>(slice.tokens.size(), 1);
+  }
+  if (rows > plan.max_rows) {
+    return fail(ErrorKind::limit, "a pass has at most {} rows, found {}", plan.max_rows, rows);
+  }
+  return {};
+}
+
+Result<Ticket> CudaBackend::submit(const Pass& pass) {
+  Impl& impl = *impl_;
+  if (!impl.runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (impl.next_submit - impl.next_collect >= kMaxInFlight) {
+    return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
+  }
+  LILY_TRY_VOID(impl.check_pass(pass));
+  const Ticket ticket = impl.next_submit++;
+  impl.runner->run(pass, impl.record(ticket), static_cast<uint32_t>(ticket % kMaxInFlight));
+  return ticket;
+}
+
+// Waits for a pass and marks the states that it left unusable.
+Result<void> CudaBackend::Impl::settle(PassRecord& record) {
+  if (record.settled) {
+    return record.outcome;
+  }
+  if (record.outcome) {
+    record.outcome = record.end.wait();
+  } else {
+    static_cast<void>(finish(queue));  // of what was queued before the fault
+  }
+  record.settled = true;
+  for (const SliceRecord& slice : record.slices) {
+    --slice.flags->in_flight;
+    bool usable = record.outcome.has_value();
+    for (uint32_t i = 0; usable && i < slice.wanted; ++i) {
+      usable = record.tables->host_finite(record.copy)[slice.first_wanted + i] != 0 ||
+               (!slice.samples && slice.logits_rows == 0);
+    }
+    if (!usable && slice.flags->resumed == slice.resumed) {
+      slice.flags->failed = true;
+    }
+  }
+  return record.outcome;
+}
+
+void CudaBackend::Impl::settle_all() {
+  for (Ticket ticket = next_collect; ticket < next_submit; ++ticket) {
+    static_cast<void>(settle(record(ticket)));
+  }
+}
+
+uint64_t CudaBackend::Impl::bytes_read(const PassRecord& record) const {
+  uint64_t bytes = record.rows * (weights->embed.table.total_bytes() / plan.shape.vocab);
+  const auto* used = record.experts_used.as<uint32_t>();
+  for (uint32_t layer = 0; layer < plan.shape.layers; ++layer) {
+    uint32_t experts = 0;
+    for (uint32_t word = 0; word < DeviceModel::kExpertWords; ++word) {
+      experts += static_cast<uint32_t>(std::popcount(used[layer * DeviceModel::kExpertWords + word]));
+    }
+    bytes += mixer_bytes(weights->layers[layer]) + moe_bytes(weights->layers[layer].moe, experts);
+  }
+  if (record.heads) {
+    bytes += weights->head.norm.total_bytes() + weights->head.lm_head.total_bytes();
+  }
+  for (const SliceRecord& slice : record.slices) {
+    bytes += plan.recurrent_bytes() + (uint64_t{slice.position} + slice.rows) * plan.kv_bytes_per_token();
+  }
+  return bytes;
+}
+
+Result<Output> CudaBackend::collect(Ticket ticket) {
+  Impl& impl = *impl_;
+  if (ticket != impl.next_collect || ticket == impl.next_submit) {
+    return fail(ErrorKind::invalid_input, "ticket {} is not the oldest that waits to be collected", ticket);
+  }
+  PassRecord& record = impl.record(ticket);
+  const Result<void> outcome = impl.settle(record);
+  ++impl.next_collect;
+  LILY_TRY_VOID(outcome);
+  Output output;
+  output.slices.resize(record.slices.size());
+  for (const SliceRecord& slice : record.slices) {
+    SliceOutput& out = output.slices[slice.slice];
+    out.finite = !(slice.flags->failed && slice.flags->resumed == slice.resumed);
+    out.logits = std::move(record.logits[slice.slice]);
+    if (slice.samples && out.finite) {
+      out.token = record.tables->host_tokens(record.copy)[slice.first_wanted + slice.wanted - 1];
+    }
+  }
+  output.bytes_read = impl.bytes_read(record);
+  LILY_TRY(output.seconds, record.end.seconds_since(record.start));
+  return output;
+}
+
+}  // namespace lily::cuda
+
+namespace lily {
+
+Result<std::unique_ptr<Backend>> make_cuda_backend(const BackendOptions&) {
+  LILY_TRY(std::unique_ptr<cuda::CudaBackend> backend, cuda::CudaBackend::create());
+  return std::unique_ptr<Backend>(std::move(backend));
+}
+
+}  // namespace lily

@@ -1,0 +1,145 @@
+// Kernels for few rows: every weight is read once for a group of kGroupRows rows. Launch functions return 0
+// or a cudaError_t; nothing waits. Where `rows` is an argument, rows are those of the launch, in groups of
+// kGroupRows.
+#pragma once
+
+#include "backends/cuda/kernel_args.h"
+
+namespace lily::cuda {
+
+inline constexpr uint32_t kGroupRows =
+    8;  // rows that share one reading of the weights: the columns of mma.m16n8k16
+inline constexpr uint32_t kSmallRows = 32;  // most rows of a launch
+inline constexpr uint32_t kMaxSplits = 64;  // parts of a context in attention
+inline constexpr uint32_t kFeedBlock = 16;  // inputs per partial sum of a feed
+
+// What a product reads: activations in fragment order (kernels/common.cuh) and, per kFeedBlock inputs, the
+// sum of the bf16 values and the sum of squares of what the norm divides by.
+struct Feed {
+  uint16_t* x;     // [rows][inputs]
+  float* sums;     // [rows][inputs / kFeedBlock]
+  float* squares;  // [rows][inputs / kFeedBlock]
+};
+
+// The residual stream and the feed made of it for the next product.
+struct StreamArgs {
+  float* stream;           // [rows][hidden]
+  const float* next_norm;  // [hidden]: weight of the norm that comes next
+  Feed feed;
+  uint32_t hidden;
+};
+
+enum class Scaling : uint32_t {
+  none,  // the feed is used as it is
+  row,   // one norm over all inputs of a row: y is multiplied by 1 / rms
+  head,  // one norm for each kDeltaDim inputs
+};
+
+// y[row][r] = scale * (w x)[r], or added to the stream.
+struct ProjectArgs {
+  PackedMatrix w;
+  Feed feed;
+  float* y;  // [rows][ld_y], or null: add to the stream
+  uint32_t ld_y;
+  uint32_t rows;
+  Scaling scaling;
+  StreamArgs to;
+  uint32_t stages;  // of the ring of weights, 1..8
+  uint32_t blocks;  // grid width
+  uint32_t shared;  // bytes of dynamic shared memory
+};
+int launch_project(const ProjectArgs& args, Stream queue);
+
+// The convolution, the delta rule and the gated norm of one row or a few rows of each segment.
+struct DeltaStepArgs {
+  Dims dims;
+  const Segment* segments;
+  uint32_t segment_count;
+  const float* mixed;  // [rows][ld]: qkv | z | a | b
+  uint32_t ld;
+  uint32_t layer;  // index among the delta-net layers
+  const float* conv;
+  const float* decay_rate;
+  const float* dt_bias;
+  const float* norm;
+  Feed out;            // value_width inputs; squares are of the heads before their norm
+  uint32_t first_row;  // of the launch in the stream: segments count rows from there
+  uint32_t single;     // every segment has one row: the step itself writes the convolution ring
+};
+int launch_delta_step(const DeltaStepArgs& args, Stream queue);
+
+// Attention of rows that each belong to a segment.
+struct AttendArgs {
+  Dims dims;
+  const Segment* segments;
+  const uint32_t* row_segment;  // [rows]: index of the row's segment
+  uint32_t segment_count;
+  uint32_t rows;
+  uint32_t first_row;
+  const float* mixed;  // [rows][ld]: per head q | gate, then k, then v
+  uint32_t ld;
+  uint32_t layer;  // index among the attention layers
+  const float* q_norm;
+  const float* k_norm;
+  const float* rotary;
+  float* partial;     // [rows][q_heads][kMaxSplits][kHeadDim]
+  float* partial_ml;  // [rows][q_heads][kMaxSplits][2]: maximum, sum
+  Feed out;           // q_width inputs
+  uint32_t single;    // every segment has one row: attention itself writes its key and value
+  uint32_t warps;     // of a block: 2 or 4
+};
+int launch_attend(const AttendArgs& args, Stream queue);
+
+// Experts. Router logits: [rows][ld_router], experts + 1 of them (the last is the gate of the shared expert).
+struct ExpertArgs {
+  Dims dims;
+  PackedMatrix w;  // gate_up or down
+  const float* router;
+  uint32_t ld_router;
+  uint32_t rows;
+  Feed feed;    // gate_up: of the stream
+  uint16_t* h;  // [rows][kUses][ffn], fragment order; a row's experts in ascending order, then the shared one
+  float* h_sums;           // [rows][kUses][ffn / 8]
+  uint32_t* experts_used;  // bits of the layer
+  StreamArgs to;           // down
+  uint32_t stages;
+  uint32_t blocks;
+  uint32_t shared;
+};
+int launch_gate_up(const ExpertArgs& args, Stream queue);
+int launch_down(const ExpertArgs& args, Stream queue);
+
+// Token ids to the stream and its first feed.
+struct EmbedArgs {
+  const uint8_t* codes;  // as in the file
+  const uint8_t* scales;
+  const uint8_t* biases;
+  uint32_t bits, group;
+  uint32_t scale_kind;  // 0: bf16, 1: f16, 2: f32
+  uint32_t vocab;
+  const int32_t* ids;             // [rows]; negative: the token that was sampled for the row
+  const int32_t* const* sampled;  // [rows]
+  uint32_t rows;
+  uint32_t* clear;  // words that are set to 0: the experts used in the pass
+  uint32_t clear_count;
+  StreamArgs to;
+};
+int launch_embed(const EmbedArgs& args, Stream queue);
+
+// The feed of chosen rows of the stream: to.feed row i is of stream row rows_of[i] (null: of row i).
+int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows, Stream queue);
+
+// Table of cosines and sines for positions below `positions`: [positions][kRotaryDim / 2]{cos, sin}.
+int launch_rotary(float* table, const float* frequencies, uint32_t positions, Stream queue);
+
+// Sizes of dynamic shared memory for the launches above, for `rows` rows of one group.
+uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
+uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
+uint32_t down_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
+
+// Must be called once for the device before the first launch: raises the limits of shared memory.
+int allow_shared_memory_project(uint32_t bytes);
+int allow_shared_memory_experts(uint32_t bytes);
+int allow_shared_memory_attend(uint32_t bytes);
+
+}  // namespace lily::cuda

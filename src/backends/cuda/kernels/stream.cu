@@ -1,0 +1,105 @@
+// Token ids to the residual stream, the stream to the feed of a product, and the table of rotations.
+#include "backends/cuda/kernels/tiles.cuh"
+
+#include <cuda_fp16.h>
+
+namespace lily::cuda {
+namespace {
+
+__device__ __forceinline__ float scale_at(const uint8_t* scales, uint32_t kind, size_t index) {
+  if (kind == 2) {
+    return reinterpret_cast<const float*>(scales)[index];
+  }
+  const uint16_t bits = reinterpret_cast<const uint16_t*>(scales)[index];
+  return kind == 0 ? from_bf16(bits) : __half2float(__ushort_as_half(bits));
+}
+
+// One block a row; hidden is a multiple of its threads.
+__global__ void __launch_bounds__(256) embed_kernel(EmbedArgs a) {
+  wait_for_predecessors();
+  start_successors();
+  const uint32_t row = blockIdx.x;
+  if (row == 0) {
+    for (uint32_t i = threadIdx.x; i < a.clear_count; i += blockDim.x) {
+      a.clear[i] = 0;
+    }
+  }
+  int32_t id = load_l2(a.ids + row);
+  if (id < 0) {
+    id = load_l2(a.sampled[row]);
+  }
+  id = id < 0 ? 0 : id;
+  const uint32_t hidden = a.to.hidden;
+  for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
+    const uint32_t* words = reinterpret_cast<const uint32_t*>(a.codes) + size_t(id) * (hidden * a.bits / 32);
+    const uint32_t word = words[i * a.bits / 32];
+    const uint32_t code = (word >> (i * a.bits % 32)) & ((1u << a.bits) - 1);
+    const size_t group = size_t(id) * (hidden / a.group) + i / a.group;
+    const float product = __fmul_rn(scale_at(a.scales, a.scale_kind, group), static_cast<float>(code));
+    add_to_stream(a.to, row, i, __fadd_rn(product, scale_at(a.biases, a.scale_kind, group)), true,
+                  {0, a.to.next_norm[i]});
+  }
+}
+
+struct PrepareArgs {
+  StreamArgs to;
+  const uint32_t* rows_of;
+};
+__global__ void __launch_bounds__(256) prepare_kernel(PrepareArgs a) {
+  wait_for_predecessors();
+  start_successors();
+  const uint32_t row = blockIdx.x;
+  const uint32_t from = a.rows_of != nullptr ? load_l2(a.rows_of + row) : row;
+  for (uint32_t i = threadIdx.x; i < a.to.hidden; i += blockDim.x) {
+    const float x = load_l2(a.to.stream + size_t{from} * a.to.hidden + i);
+    const uint16_t bits = to_bf16(x * a.to.next_norm[i]);
+    a.to.feed.x[size_t{row} * a.to.hidden + fragment_position(i)] = bits;
+    const float square = sum_lanes<kFeedBlock>(x * x);
+    const float sum = sum_lanes<kFeedBlock>(from_bf16(bits));
+    if (i % kFeedBlock == 0) {
+      const size_t at = size_t{row} * (a.to.hidden / kFeedBlock) + i / kFeedBlock;
+      a.to.feed.sums[at] = sum;
+      a.to.feed.squares[at] = square;
+    }
+  }
+}
+
+// The angle is rounded to float32, its cosine and sine are those of the rounded angle (model/rope.h).
+__global__ void rotary_kernel(float2* table, const float* frequencies, uint32_t positions) {
+  constexpr uint32_t kPairs = kRotaryDim / 2;
+  const uint32_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < positions * kPairs) {
+    const float angle = __fmul_rn(static_cast<float>(i / kPairs), frequencies[i % kPairs]);
+    double sine = 0;
+    double cosine = 0;
+    sincos(static_cast<double>(angle), &sine, &cosine);
+    table[i] = make_float2(static_cast<float>(cosine), static_cast<float>(sine));
+  }
+}
+
+}  // namespace
+
+int launch_embed(const EmbedArgs& args, Stream queue) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(args.rows);
+  config.blockDim = dim3(256);
+  config.stream = queue;
+  return launch_dependent(embed_kernel, config, args);
+}
+
+int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows, Stream queue) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(rows);
+  config.blockDim = dim3(256);
+  config.stream = queue;
+  return launch_dependent(prepare_kernel, config, PrepareArgs{to, rows_of});
+}
+
+int launch_rotary(float* table, const float* frequencies, uint32_t positions, Stream queue) {
+  const uint32_t count = positions * (kRotaryDim / 2);
+  rotary_kernel<<<(count + 255) / 256, 256, 0, queue>>>(reinterpret_cast<float2*>(table), frequencies,
+                                                        positions);
+  return cudaGetLastError();
+}
+
+}  // namespace lily::cuda

@@ -1,0 +1,180 @@
+#include "backends/cuda/model.h"
+
+#include <algorithm>
+#include <array>
+
+#include "model/rope.h"
+
+namespace lily::cuda {
+namespace {
+
+uint32_t padded(uint32_t rows) { return (rows + kTileRows - 1) / kTileRows * kTileRows; }
+uint32_t mixed_width(const Dims& d) {
+  return std::max(padded(conv_channels(d) + value_width(d) + 2 * d.v_heads),
+                  padded(2 * q_width(d) + 2 * kv_width(d)));
+}
+uint32_t heads_width(const Dims& d) { return std::max(value_width(d), q_width(d)); }
+uint32_t router_width(const Dims& d) { return padded(d.experts + 1); }
+
+// What is allocated, in bytes; the members of DeviceModel in order.
+struct Sizes {
+  uint64_t stream, feed_x, feed_part, head_x, head_part, mixed, heads_x, heads_part, partial, partial_ml,
+      router, h, h_sums, logits, best, experts_used, rotary, prefill;
+};
+Sizes sizes_of(const Plan& plan) {
+  const Dims d = dims_of(plan.shape);
+  const uint64_t rows = plan.max_rows;
+  const uint64_t small = kSmallRows;
+  return {.stream = rows * d.hidden * 4,
+          .feed_x = rows * d.hidden * 2,
+          .feed_part = rows * (d.hidden / kFeedBlock) * 4,
+          .head_x = small * d.hidden * 2,
+          .head_part = small * (d.hidden / kFeedBlock) * 4,
+          .mixed = small * mixed_width(d) * 4,
+          .heads_x = small * heads_width(d) * 2,
+          .heads_part = small * (heads_width(d) / kFeedBlock) * 4,
+          .partial = small * d.q_heads * kMaxSplits * kHeadDim * 4,
+          .partial_ml = small * d.q_heads * kMaxSplits * 8,
+          .router = small * router_width(d) * 4,
+          .h = small * kUses * d.ffn * 2,
+          .h_sums = small * kUses * (d.ffn / 8) * 4,
+          .logits = small * d.vocab * 4,
+          .best = small * slices_of(d.vocab) * sizeof(SliceBest),
+          .experts_used = uint64_t{d.layers} * DeviceModel::kExpertWords * 4,
+          .rotary = uint64_t{plan.context} * kRotaryDim * 4,
+          .prefill = prefill_workspace_bytes(d, plan.max_rows)};
+}
+
+}  // namespace
+
+uint64_t DeviceModel::workspace_bytes(const Plan& plan) {
+  const Sizes s = sizes_of(plan);
+  return s.stream + s.feed_x + 2 * s.feed_part + s.head_x + 2 * s.head_part + s.mixed + s.heads_x +
+         2 * s.heads_part + s.partial + s.partial_ml + s.router + s.h + s.h_sums + 2 * s.logits + s.best +
+         s.experts_used + s.rotary + s.prefill;
+}
+
+DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& meter, Stream queue)
+    : plan_(plan), dims_(dims_of(plan.shape)), traits_(traits), meter_(meter), queue_(queue) {}
+
+Result<void> DeviceModel::allocate() {
+  const Sizes s = sizes_of(plan_);
+  const std::array<std::pair<DeviceMemory*, uint64_t>, 22> parts{{{&stream_, s.stream},
+                                                                  {&feed_x_, s.feed_x},
+                                                                  {&feed_sums_, s.feed_part},
+                                                                  {&feed_squares_, s.feed_part},
+                                                                  {&head_x_, s.head_x},
+                                                                  {&head_sums_, s.head_part},
+                                                                  {&head_squares_, s.head_part},
+                                                                  {&mixed_, s.mixed},
+                                                                  {&heads_x_, s.heads_x},
+                                                                  {&heads_sums_, s.heads_part},
+                                                                  {&heads_squares_, s.heads_part},
+                                                                  {&partial_, s.partial},
+                                                                  {&partial_ml_, s.partial_ml},
+                                                                  {&router_, s.router},
+                                                                  {&h_, s.h},
+                                                                  {&h_sums_, s.h_sums},
+                                                                  {&logits_, s.logits},
+                                                                  {&adjusted_, s.logits},
+                                                                  {&best_, s.best},
+                                                                  {&experts_used_, s.experts_used},
+                                                                  {&rotary_, s.rotary},
+                                                                  {&prefill_, s.prefill}}};
+  for (const auto& [memory, bytes] : parts) {
+    LILY_TRY(*memory, DeviceMemory::allocate(bytes, meter_, "memory for the workspace"));
+    LILY_TRY_VOID(clear(memory->bytes(), bytes, queue_));
+  }
+  return {};
+}
+
+Result<void> DeviceModel::load(const ModelWeights& weights, FunctionRef<void(double)> progress) {
+  const auto shared = static_cast<uint32_t>(traits_.shared_bytes);
+  LILY_TRY_VOID(check(allow_shared_memory_project(shared), "shared memory for projections"));
+  LILY_TRY_VOID(check(allow_shared_memory_experts(shared), "shared memory for experts"));
+  LILY_TRY_VOID(check(allow_shared_memory_attend(shared), "shared memory for attention"));
+  LILY_TRY_VOID(residency_.load(plan_.shape, weights, meter_, queue_, progress));
+  LILY_TRY_VOID(allocate());
+  LILY_TRY(const DeviceMemory frequencies,
+           DeviceMemory::allocate(kRotaryPairs * 4, meter_, "memory for frequencies"));
+  LILY_TRY_VOID(copy_to_device(frequencies.bytes(), rotary_frequencies().data(), kRotaryPairs * 4, queue_));
+  LILY_TRY_VOID(check(launch_rotary(rotary_.as<float>(), frequencies.as<float>(), plan_.context, queue_),
+                      "the table of rotations"));
+  takes_prefill_ = traits_.compute_capability >= 80;
+  for (const LayerViews& layer : views().layers) {
+    const auto& [in_proj, out_proj] = std::visit(
+        [](const auto& m) {
+          return std::pair<const PackedMatrix&, const PackedMatrix&>(m.in_proj, m.out_proj);
+        },
+        layer.mixer);
+    for (const PackedMatrix* matrix :
+         {&in_proj, &out_proj, &layer.moe.router, &layer.moe.gate_up, &layer.moe.down}) {
+      takes_prefill_ = takes_prefill_ && prefill_takes(*matrix);
+    }
+  }
+  return finish(queue_);
+}
+
+Feed DeviceModel::feed_at(uint32_t row) const {
+  const size_t parts = size_t{row} * (dims_.hidden / kFeedBlock);
+  return {feed_x_.as<uint16_t>() + size_t{row} * dims_.hidden, feed_sums_.as<float>() + parts,
+          feed_squares_.as<float>() + parts};
+}
+
+StreamArgs DeviceModel::stream_from(uint32_t row, const float* next_norm) const {
+  return {stream() + size_t{row} * dims_.hidden, next_norm, feed_at(row), dims_.hidden};
+}
+
+const float* DeviceModel::norm_after_moe(uint32_t layer) const {
+  return layer + 1 < dims_.layers ? views().layers[layer + 1].input_norm() : views().final_norm;
+}
+
+Result<void> DeviceModel::project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows,
+                                  float* y) {
+  const LaunchShape shape = project_shape(w, rows, traits_);
+  const ProjectArgs args{.w = w,
+                         .feed = feed,
+                         .y = y,
+                         .ld_y = padded(w.rows),
+                         .rows = rows,
+                         .scaling = scaling,
+                         .to = {},
+                         .stages = shape.stages,
+                         .blocks = shape.blocks,
+                         .shared = shape.shared};
+  return check(launch_project(args, queue_), "a projection");
+}
+
+Result<void> DeviceModel::project_to_stream(const PackedMatrix& w, const Feed& feed, Scaling scaling,
+                                            uint32_t rows, const StreamArgs& to) {
+  const LaunchShape shape = project_shape(w, rows, traits_);
+  const ProjectArgs args{.w = w,
+                         .feed = feed,
+                         .y = nullptr,
+                         .ld_y = 0,
+                         .rows = rows,
+                         .scaling = scaling,
+                         .to = to,
+                         .stages = shape.stages,
+                         .blocks = shape.blocks,
+                         .shared = shape.shared};
+  return check(launch_project(args, queue_), "a projection to the stream");
+}
+
+PrefillBatch DeviceModel::prefill_batch(uint32_t layer, const Batch& batch) const {
+  return {.dims = dims_,
+          .stream = stream() + size_t{batch.first_row} * dims_.hidden,
+          .segments = batch.segments,
+          .host_segments = batch.host_segments,
+          .segment_count = batch.segment_count,
+          .rows = batch.rows,
+          .rotary = rotary_.as<float>(),
+          .experts_used = experts_used() + size_t{layer} * kExpertWords,
+          .workspace = prefill_.bytes(),
+          .workspace_bytes = prefill_.size(),
+          .multiprocessors = traits_.multiprocessors,
+          .compute_capability = traits_.compute_capability,
+          .queue = queue_};
+}
+
+}  // namespace lily::cuda

@@ -1,0 +1,97 @@
+// The model on one device: weights, workspace and the five blocks. Whoever calls says which rows of the
+// stream a block is to compute; everything is queued on one stream and nothing waits.
+#pragma once
+
+#include "backends/cuda/device.h"
+#include "backends/cuda/kernels/decode.h"
+#include "backends/cuda/kernels/prefill.h"
+#include "backends/cuda/kernels/sample.h"
+#include "backends/cuda/residency.h"
+#include "backends/cuda/tuning.h"
+#include "model/plan.h"
+
+namespace lily::cuda {
+
+// Consecutive rows of the stream that go through a block together. Segments and row_segment are device
+// memory; row_segment of the batch's row r, row_segment[r], is an index into segments.
+struct Batch {
+  uint32_t first_row = 0;
+  uint32_t rows = 0;
+  const Segment* segments = nullptr;
+  const Segment* host_segments = nullptr;
+  const uint32_t* row_segment = nullptr;
+  uint32_t segment_count = 0;
+  bool single = false;   // every segment has one row
+  bool prefill = false;  // through the kernels for many rows: else at most kSmallRows rows
+};
+
+// Which norm the feed that a block leaves is for.
+enum class Next : uint8_t { mixer, moe, head };
+
+class DeviceModel {
+ public:
+  // Bytes that allocate() takes besides the weights.
+  static uint64_t workspace_bytes(const Plan& plan);
+
+  DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& meter, Stream queue);
+  Result<void> load(const ModelWeights& weights, FunctionRef<void(double)> progress);
+
+  // Whether batches of many rows have kernels of their own for the formats of these weights.
+  bool takes_prefill() const { return takes_prefill_; }
+
+  // ids and sampled: device memory, as in EmbedArgs. Also clears the experts used.
+  Result<void> embed(const int32_t* ids, const int32_t* const* sampled, uint32_t rows);
+  // Makes the feed of rows of the stream; needed where the block before did not leave it.
+  Result<void> prepare(uint32_t layer, Next next, uint32_t first_row, uint32_t rows);
+  Result<void> delta_net(uint32_t layer, const Batch& batch);
+  Result<void> attention(uint32_t layer, const Batch& batch);
+  Result<void> moe(uint32_t layer, const Batch& batch);
+  // Logits of `rows` <= kSmallRows rows: of stream rows rows_of[i] (device memory), or where it is null of
+  // rows 0, 1, .. whose feed is that for the head.
+  Result<void> head(const uint32_t* rows_of, uint32_t rows);
+
+  const Plan& plan() const { return plan_; }
+  const Dims& dims() const { return dims_; }
+  Stream queue() const { return queue_; }
+  float* stream() const { return stream_.as<float>(); }
+  float* logits() const { return logits_.as<float>(); }
+  float* adjusted() const { return adjusted_.as<float>(); }
+  SliceBest* slice_best() const { return best_.as<SliceBest>(); }
+  uint32_t* experts_used() const { return experts_used_.as<uint32_t>(); }
+  // Words of experts_used() per layer, one bit an expert.
+  static constexpr uint32_t kExpertWords = 8;
+  const ModelViews& views() const { return residency_.views(); }
+
+ private:
+  Result<void> allocate();
+  Result<void> project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows, float* y);
+  Result<void> project_to_stream(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows,
+                                 const StreamArgs& to);
+  StreamArgs stream_from(uint32_t row, const float* next_norm) const;
+  Feed feed_at(uint32_t row) const;
+  const float* norm_after_moe(uint32_t layer) const;
+  PrefillBatch prefill_batch(uint32_t layer, const Batch& batch) const;
+
+  const Plan plan_;
+  const Dims dims_;
+  const DeviceTraits traits_;
+  Meter& meter_;
+  const Stream queue_;
+  Residency residency_;
+  bool takes_prefill_ = false;
+
+  DeviceMemory stream_;                                // [max_rows][hidden] float
+  DeviceMemory feed_x_, feed_sums_, feed_squares_;     // of the stream
+  DeviceMemory head_x_, head_sums_, head_squares_;     // of chosen rows, for the head
+  DeviceMemory mixed_;                                 // [kSmallRows][widest projection] float
+  DeviceMemory heads_x_, heads_sums_, heads_squares_;  // what the heads of a mixer put out
+  DeviceMemory partial_, partial_ml_;                  // of attention
+  DeviceMemory router_;                                // [kSmallRows][ld] float
+  DeviceMemory h_, h_sums_;                            // of the experts
+  DeviceMemory logits_, adjusted_, best_;
+  DeviceMemory experts_used_;  // [layers][kExpertWords]
+  DeviceMemory rotary_;
+  DeviceMemory prefill_;
+};
+
+}  // namespace lily::cuda

@@ -1,0 +1,284 @@
+#include "backends/cuda/state.h"
+
+#include <algorithm>
+#include <array>
+#include <string_view>
+
+#include "backends/cuda/kernels/sample.h"
+#include "backends/cuda/residency.h"
+#include "base/check.h"
+
+namespace lily::cuda {
+namespace {
+
+constexpr std::string_view kMagic = "LILYCUDA";
+constexpr uint32_t kVersion = 1;
+constexpr size_t kPagesOfSlab = 64;
+constexpr size_t kCellBytes = 256;  // of the sampled token
+
+uint32_t pages_for(uint32_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+uint64_t align(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+
+Result<void> write_u32(ByteSink& sink, uint32_t value) {
+  const std::array<std::byte, 4> bytes{std::byte(value & 0xffU), std::byte((value >> 8) & 0xffU),
+                                       std::byte((value >> 16) & 0xffU), std::byte(value >> 24)};
+  return sink.write(bytes);
+}
+
+Result<void> write_block(ByteSink& sink, const uint8_t* block, size_t bytes, Stream queue) {
+  std::vector<std::byte> copy(bytes);
+  LILY_TRY_VOID(copy_to_host(copy.data(), block, bytes, queue));
+  LILY_TRY_VOID(finish(queue));
+  return sink.write(copy);
+}
+
+}  // namespace
+
+uint64_t StateContext::recurrent_bytes(const Dims& dims) {
+  return align((dims.layers - dims.layers / 4) * recurrent_stride(dims) * sizeof(float));
+}
+uint64_t StateContext::page_bytes(const Dims& dims) { return page_elements(dims) * sizeof(uint16_t); }
+uint64_t StateContext::table_bytes(const Plan& plan) {
+  return align(pages_for(plan.context) * sizeof(uint16_t*));
+}
+uint64_t StateContext::bits_offset(const Plan& plan) { return table_bytes(plan) + kCellBytes; }
+uint64_t StateContext::counts_offset(const Plan& plan) {
+  return bits_offset(plan) + align((plan.shape.vocab + 31) / 32 * 4);
+}
+uint64_t StateContext::side_bytes(const Plan& plan) {
+  return counts_offset(plan) + align(uint64_t{plan.shape.vocab} * 4);
+}
+uint64_t StateContext::bytes_per_sequence(const Plan& plan) {
+  const Dims dims = dims_of(plan.shape);
+  return recurrent_bytes(dims) + side_bytes(plan) + pages_for(plan.context) * page_bytes(dims);
+}
+
+StateContext::StateContext(const Plan& plan_of, Meter& meter, Stream stream)
+    : plan(plan_of),
+      dims(dims_of(plan_of.shape)),
+      queue(stream),
+      recurrent(std::make_shared<DevicePool>(recurrent_bytes(dims), 1, meter, "memory for recurrent states")),
+      pages(
+          std::make_shared<DevicePool>(page_bytes(dims), kPagesOfSlab, meter, "memory for keys and values")),
+      sides(std::make_shared<DevicePool>(side_bytes(plan), 1, meter, "memory for a sequence")) {}
+
+uint64_t CudaCheckpoint::bytes() const {
+  return StateContext::recurrent_bytes(context_->dims) + StateContext::side_bytes(context_->plan) +
+         pages_.size() * StateContext::page_bytes(context_->dims);
+}
+
+Result<void> CudaCheckpoint::write(ByteSink& sink) const {
+  const Plan& plan = context_->plan;
+  LILY_TRY_VOID(sink.write(std::as_bytes(std::span(kMagic))));
+  for (const uint32_t value : {kVersion, static_cast<uint32_t>(plan.shape.id), plan.shape.layers, length_,
+                               static_cast<uint32_t>(samples_)}) {
+    LILY_TRY_VOID(write_u32(sink, value));
+  }
+  LILY_TRY_VOID(
+      write_block(sink, recurrent_.get(), StateContext::recurrent_bytes(context_->dims), context_->queue));
+  LILY_TRY_VOID(
+      write_block(sink, side_.get() + StateContext::table_bytes(plan), sizeof(int32_t), context_->queue));
+  for (const BlockRef& page : pages_) {
+    LILY_TRY_VOID(write_block(sink, page.get(), StateContext::page_bytes(context_->dims), context_->queue));
+  }
+  return {};
+}
+
+CudaState::CudaState(std::shared_ptr<const StateContext> context, uint32_t max_tokens)
+    : context_(std::move(context)), max_tokens_(max_tokens) {
+  pages_.reserve(pages_for(max_tokens));
+  table_.resize(pages_for(max_tokens));
+  draft_tokens_.reserve(Limits::kMaxDraft);
+}
+
+Result<std::unique_ptr<CudaState>> CudaState::create(std::shared_ptr<const StateContext> context,
+                                                     uint32_t max_tokens) {
+  std::unique_ptr<CudaState> state(new CudaState(std::move(context), max_tokens));
+  const StateContext& of = *state->context_;
+  LILY_TRY(state->recurrent_, take_block(of.recurrent));
+  LILY_TRY(state->side_, take_block(of.sides));
+  LILY_TRY_VOID(clear(state->recurrent_.get(), StateContext::recurrent_bytes(of.dims), of.queue));
+  LILY_TRY_VOID(clear(state->side_.get(), StateContext::side_bytes(of.plan), of.queue));
+  return state;
+}
+
+void CudaState::wait() const {
+  if (flags_->in_flight > 0 && context_->settle) {
+    context_->settle();
+  }
+}
+
+int32_t* CudaState::sampled() const {
+  return reinterpret_cast<int32_t*>(side_.get() + StateContext::table_bytes(context_->plan));
+}
+uint32_t* CudaState::prompt_bits() const {
+  return reinterpret_cast<uint32_t*>(side_.get() + StateContext::bits_offset(context_->plan));
+}
+uint32_t* CudaState::counts() const {
+  return reinterpret_cast<uint32_t*>(side_.get() + StateContext::counts_offset(context_->plan));
+}
+float* CudaState::kept(uint32_t row) const {
+  return row + 1 < draft_rows_ ? reinterpret_cast<float*>(kept_[row].get()) : nullptr;
+}
+
+Segment CudaState::segment(uint32_t first_row, uint32_t rows, uint32_t position) const {
+  return {.recurrent = recurrent(),
+          .pages = reinterpret_cast<uint16_t* const*>(side_.get()),
+          .first_row = first_row,
+          .rows = rows,
+          .position = position,
+          .pad = 0};
+}
+
+Result<void> CudaState::upload_table(size_t first, size_t count) {
+  return count == 0 ? Result<void>{}
+                    : copy_to_device(side_.get() + first * sizeof(uint16_t*), table_.data() + first,
+                                     count * sizeof(uint16_t*), context_->queue);
+}
+
+Result<void> CudaState::begin_rows(uint32_t position, uint32_t rows, bool provisional) {
+  LILY_CHECK(rows > 0 && position + rows <= max_tokens_);
+  const StateContext& of = *context_;
+  const uint64_t bytes = StateContext::page_bytes(of.dims);
+  const uint32_t end = pages_for(position + rows);
+  size_t changed_first = end;
+  size_t changed_end = 0;
+  for (uint32_t page = position / kPageTokens; page < end; ++page) {
+    const bool there = page < pages_.size();
+    if (there && pages_[page].use_count() == 1) {
+      continue;
+    }
+    LILY_TRY(BlockRef own, take_block(of.pages));
+    LILY_TRY_VOID(there ? copy_on_device(own.get(), pages_[page].get(), bytes, of.queue)
+                        : clear(own.get(), bytes, of.queue));
+    table_[page] = reinterpret_cast<uint16_t*>(own.get());
+    if (there) {
+      pages_[page] = std::move(own);
+    } else {
+      pages_.push_back(std::move(own));
+    }
+    changed_first = std::min<size_t>(changed_first, page);
+    changed_end = page + size_t{1};
+  }
+  LILY_TRY_VOID(changed_end == 0 ? Result<void>{} : upload_table(changed_first, changed_end - changed_first));
+  const size_t keep = provisional ? rows - 1 : 0;
+  while (kept_.size() < keep) {
+    LILY_TRY(BlockRef block, take_block(of.recurrent));
+    kept_.push_back(std::move(block));
+  }
+  return {};
+}
+
+Result<void> CudaState::count(size_t from, int32_t change, bool sampled_too) {
+  CountArgs args{};
+  args.counts = counts();
+  args.sampled = sampled_too ? sampled() : nullptr;
+  args.change = change;
+  for (size_t i = from; i < draft_tokens_.size(); ++i) {
+    args.tokens[args.count++] = draft_tokens_[i];
+  }
+  if (args.count == 0 && !sampled_too) {
+    return {};
+  }
+  return check(launch_count(args, context_->queue), "the counts of drafted tokens");
+}
+
+Result<void> CudaState::submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
+  const auto rows = static_cast<uint32_t>(std::max<size_t>(tokens.size(), 1));
+  length_ += rows;
+  samples_ = samples;
+  if (keep == Keep::until_accept) {
+    draft_rows_ = rows;
+    draft_tokens_.assign(tokens.begin(), tokens.end());
+    return count(1, 1, false);
+  }
+  return {};
+}
+
+Result<std::unique_ptr<Checkpoint>> CudaState::save() {
+  wait();
+  if (flags_->failed) {
+    return fail(ErrorKind::invalid_input, "cannot save a state that a failed pass left unusable");
+  }
+  if (provisional()) {
+    return fail(ErrorKind::invalid_input, "cannot save a state with {} provisional rows: accept() them first",
+                draft_rows_);
+  }
+  const StateContext& of = *context_;
+  auto checkpoint = std::make_unique<CudaCheckpoint>(context_, length_);
+  LILY_TRY(checkpoint->recurrent_, take_block(of.recurrent));
+  LILY_TRY(checkpoint->side_, take_block(of.sides));
+  LILY_TRY_VOID(copy_on_device(checkpoint->recurrent_.get(), recurrent_.get(),
+                               StateContext::recurrent_bytes(of.dims), of.queue));
+  LILY_TRY_VOID(
+      copy_on_device(checkpoint->side_.get(), side_.get(), StateContext::side_bytes(of.plan), of.queue));
+  checkpoint->pages_.assign(pages_.begin(), pages_.begin() + pages_for(length_));
+  checkpoint->samples_ = samples_;
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+}
+
+Result<void> CudaState::resume(const Checkpoint& checkpoint) {
+  wait();
+  const auto* from = dynamic_cast<const CudaCheckpoint*>(&checkpoint);
+  if (from == nullptr || from->context_ != context_) {
+    return fail(ErrorKind::invalid_input, "the checkpoint is of another backend or model");
+  }
+  if (from->length_ > max_tokens_) {
+    return fail(ErrorKind::limit, "the checkpoint holds {} tokens, the state has room for {}", from->length_,
+                max_tokens_);
+  }
+  const StateContext& of = *context_;
+  LILY_TRY_VOID(copy_on_device(recurrent_.get(), from->recurrent_.get(),
+                               StateContext::recurrent_bytes(of.dims), of.queue));
+  const uint64_t table = StateContext::table_bytes(of.plan);
+  LILY_TRY_VOID(copy_on_device(side_.get() + table, from->side_.get() + table,
+                               StateContext::side_bytes(of.plan) - table, of.queue));
+  pages_.assign(from->pages_.begin(), from->pages_.end());
+  for (size_t i = 0; i < pages_.size(); ++i) {
+    table_[i] = reinterpret_cast<uint16_t*>(pages_[i].get());
+  }
+  LILY_TRY_VOID(upload_table(0, pages_.size()));
+  length_ = from->length_;
+  samples_ = from->samples_;
+  draft_rows_ = 0;
+  flags_->failed = false;
+  ++flags_->resumed;
+  return {};
+}
+
+Result<void> CudaState::accept(uint32_t rows) {
+  wait();
+  if (flags_->failed) {
+    return fail(ErrorKind::invalid_input, "cannot accept rows of a state that a failed pass left unusable");
+  }
+  if (!provisional()) {
+    return fail(ErrorKind::invalid_input, "accept: the state has no provisional rows");
+  }
+  if (rows < 1 || rows > draft_rows_) {
+    return fail(ErrorKind::invalid_input, "accept: expected 1 to {} rows, found {}", draft_rows_, rows);
+  }
+  if (rows < draft_rows_) {
+    LILY_TRY_VOID(copy_on_device(recurrent_.get(), kept_[rows - 1].get(),
+                                 StateContext::recurrent_bytes(context_->dims), context_->queue));
+    LILY_TRY_VOID(count(rows, -1, samples_));
+    samples_ = false;
+    length_ -= draft_rows_ - rows;
+    pages_.resize(pages_for(length_));
+  }
+  draft_rows_ = 0;
+  return {};
+}
+
+Result<void> CudaState::begin_answer(std::span<const int32_t> prompt) {
+  const uint32_t vocab = context_->plan.shape.vocab;
+  std::vector<uint32_t> bits((vocab + 31) / 32);
+  for (const int32_t token : prompt) {
+    if (token >= 0 && static_cast<uint32_t>(token) < vocab) {
+      bits[static_cast<size_t>(token) / 32] |= 1U << (token % 32);
+    }
+  }
+  LILY_TRY_VOID(copy_to_device(prompt_bits(), bits.data(), bits.size() * sizeof(uint32_t), context_->queue));
+  return clear(counts(), uint64_t{vocab} * sizeof(uint32_t), context_->queue);
+}
+
+}  // namespace lily::cuda

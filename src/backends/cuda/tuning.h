@@ -1,0 +1,30 @@
+// How the kernels for few rows are launched: pure functions of the matrix, the rows and the device.
+#pragma once
+
+#include <cstdint>
+
+#include "backends/cuda/kernels/decode.h"
+
+namespace lily::cuda {
+
+// What matters of a device.
+struct DeviceTraits {
+  uint32_t multiprocessors = 0;
+  uint32_t compute_capability = 0;  // 90 for sm_90
+  uint32_t shared_bytes = 0;        // most dynamic shared memory of a block
+};
+
+struct LaunchShape {
+  uint32_t blocks;
+  uint32_t stages;  // of each warp's ring of weights
+  uint32_t shared;  // bytes of dynamic shared memory
+};
+
+// Dense projections: blocks with the same number of units of 16 outputs, the ring as deep as those units
+// where two kernels in a row still fit into one multiprocessor.
+LaunchShape project_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
+LaunchShape gate_up_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
+LaunchShape down_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
+uint32_t attend_warps(const DeviceTraits& device);
+
+}  // namespace lily::cuda
