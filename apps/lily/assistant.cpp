@@ -62,6 +62,7 @@ ChatRequest AnswerOptions::request(Conversation conversation) const {
   request.seed = seed;
   request.stop = stop;
   request.enable_thinking = !no_think;
+  request.thinking_budget = thinking_budget;
   return request;
 }
 
@@ -107,7 +108,13 @@ void add_answer_options(CLI::App& app, AnswerOptions& options) {
       ->check(number_from(-2.0, 2.0));
   app.add_option("--repetition-penalty", options.repetition_penalty, "divides tokens of prompt and answer")
       ->check(number_from(0.01, 100.0));
-  app.add_option("--seed", options.seed, "the same seed gives the same answer; absent = random");
+  app.add_option("--seed", options.seed, "the same seed gives the same answer; absent = random")
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            return text.find('-') == std::string::npos ? "" : "a seed is at least 0";
+          },
+          "UINT"));
+  app.add_option("--thinking-budget", options.thinking_budget, "tokens after which the thinking is ended");
   app.add_option("--tools", options.tools,
                  "JSON file with tools that the model may call, as the API's field 'tools'");
   app.add_option("--stop", options.stop, "ends the answer where this text would come; may be repeated")
@@ -196,8 +203,10 @@ Result<std::unique_ptr<Assistant>> Assistant::load(const std::string& model, con
 }
 
 Result<GenerationRequest> Assistant::prepare(const ChatRequest& request) const {
-  auto made = make_generation(request, *model_.tokenizer, model_.generation,
-                              {.context = model_.plan.context, .vocab = model_.plan.shape.vocab});
+  PromptRules rules;
+  rules.context = model_.plan.context;
+  rules.vocab = model_.plan.shape.vocab;
+  auto made = make_generation(request, *model_.tokenizer, model_.generation, rules);
   if (!made) {
     return fail(to_error(made.error()));
   }

@@ -18,6 +18,7 @@ struct AnswerOptions {
   std::optional<float> temperature, top_p, min_p, presence_penalty, frequency_penalty, repetition_penalty;
   std::optional<uint32_t> top_k;
   std::optional<uint64_t> seed;
+  std::optional<uint32_t> thinking_budget;
   std::vector<std::string> stop;
   std::string tools;  // file; empty = none
   bool no_think = false;

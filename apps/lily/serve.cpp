@@ -28,6 +28,9 @@ struct ServeOptions {
   std::string api_key_file;
   double drain_seconds = 10;
   std::optional<uint64_t> cache_mib;
+  uint32_t max_answer = 0;
+  bool no_think = false;
+  bool preserve_thinking = false;
   ServerOptions server;
   EngineOptions engine;
   DeviceOptions device;
@@ -189,8 +192,15 @@ Result<void> serve(ServeOptions options) {
   }
   LILY_TRY(served, loading.get());
   const std::string name = model_name(options, served->model.folder);
-  server->attach(
-      ServedModel{name, served->engine.get(), served->model.tokenizer.get(), served->model.generation});
+  ServedModel attached;
+  attached.name = name;
+  attached.engine = served->engine.get();
+  attached.tokenizer = served->model.tokenizer.get();
+  attached.generation = served->model.generation;
+  attached.max_answer = options.max_answer;
+  attached.enable_thinking = !options.no_think;
+  attached.preserve_thinking = options.preserve_thinking;
+  server->attach(std::move(attached));
   say_how_to_talk(url, name, *served, key);
   while (!signals.wait(3'600'000)) {
   }
@@ -209,6 +219,13 @@ void add_options(CLI::App& app, ServeOptions& options) {
   app.add_option("--cache-ram", options.cache_mib,
                  "MiB for running and kept conversations together; 0 = keep none; absent = from the memory")
       ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 24U));
+  app.add_option("--max-answer", options.max_answer,
+                 "most tokens of an answer, whatever is asked for; 0 = the context")
+      ->check(CLI::Range(0U, Limits::kMaxContext));
+  app.add_flag("--no-think", options.no_think, "requests that do not say so are answered without thinking");
+  app.add_flag("--preserve-thinking", options.preserve_thinking,
+               "requests that do not say so keep the thinking of earlier turns in the prompt");
+  app.add_flag("--log-prompts", options.server.log_prompts, "write the text of conversations into the log");
   app.add_option("--model-name", options.name, "the id in /v1/models; absent = from MODEL");
   app.add_option("--api-key", options.server.api_keys,
                  "ask clients for this key (may be repeated; also LILY_API_KEY in the environment)");

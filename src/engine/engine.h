@@ -32,6 +32,10 @@ struct GenerationRequest {
   std::vector<int32_t> stop_ids;     // end the answer; their text is never sent
   std::vector<std::string> stop;     // looked for in content only, never in reasoning
   std::optional<uint32_t> logprobs;  // top alternatives per token (0 = the chosen one alone); absent = none
+  // After so many tokens of an answer that is still thinking the next one is `think_end`, which closes the
+  // block.
+  std::optional<uint32_t> thinking_budget;
+  int32_t think_end = -1;
   std::shared_ptr<const ToolSchemas> tools;  // null: no text is a tool call
   enum class Calls : uint8_t {
     many,

@@ -30,6 +30,7 @@ class Generation {
   Step push(int32_t token, std::span<const float> logits);
 
   uint32_t tokens() const { return tokens_; }
+  bool in_think() const { return parser_.in_think(); }
   uint32_t reasoning_tokens() const { return reasoning_tokens_; }
   const std::string& stop_string() const { return stop_string_; }
 

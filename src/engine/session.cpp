@@ -36,11 +36,20 @@ SequenceProgress Session::progress() const {
   if (!job_->wanted()) return {};  // nothing more to do
   const uint32_t stop = next_stop_ < stops_.size() ? stops_[next_stop_] : 0;
   if (absorbed_ == stop && stop != 0) return {};  // waits until it is kept
+  // Over the budget of thinking the next token depends on whether the last one still thinks: it must be
+  // known.
+  const bool known = !over_budget() || generation_.tokens() == samples_;
   return {.prompt = prompt,
           .absorbed = absorbed_,
           .stop = stop,
-          .wants_token = absorbed_ == prompt && samples_ < max_tokens_,
+          .wants_token = absorbed_ == prompt && samples_ < max_tokens_ && known,
           .last_turn = last_turn};
+}
+
+bool Session::over_budget() const {
+  const GenerationRequest& request = job_->request;
+  return request.thinking_budget && samples_ >= *request.thinking_budget && !think_ended_ &&
+         generation_.in_think();
 }
 
 Slice Session::slice(const Assignment& assignment) {
@@ -53,6 +62,12 @@ Slice Session::slice(const Assignment& assignment) {
   if (samples) {
     slice.sampling = request.sampling;
     slice.sampling.bias = request.logit_bias;
+    if (over_budget()) {
+      constexpr float kCertain = 1e9F;  // more than any logit and penalty together
+      think_end_ = {{.token = request.think_end, .bias = kCertain}};
+      slice.sampling =
+          Sampling{.mode = Sampling::Mode::greedy, .seed = request.sampling.seed, .bias = think_end_};
+    }
     slice.logits_rows = request.logprobs ? 1 : 0;
   }
   return slice;
@@ -64,7 +79,10 @@ void Session::submitted(const Assignment& assignment, uint64_t pass) {
     absorbed_ = assignment.begin + assignment.rows;
     last_turn = pass;
   }
-  if (absorbed_ == job_->request.prompt.size()) ++samples_;
+  if (absorbed_ == job_->request.prompt.size()) {
+    think_ended_ = think_ended_ || over_budget();
+    ++samples_;
+  }
 }
 
 bool Session::at_stop() const {

@@ -58,6 +58,7 @@ class Session {
  private:
   Usage usage() const;
   void finish(FinishReason reason);
+  bool over_budget() const;
 
   std::shared_ptr<JobRecord> job_;
   std::unique_ptr<SequenceState> state_;
@@ -65,10 +66,12 @@ class Session {
   PromptReuse reuse_;
   std::vector<uint32_t> stops_;
   size_t next_stop_ = 0;
-  uint32_t absorbed_ = 0;         // prompt tokens kept, or in submitted passes
-  std::vector<int32_t> history_;  // prompt and answer, once absorbed_tokens() was asked for
-  std::vector<int32_t> sampled_;  // tokens of the answer, also after its end
-  uint32_t samples_ = 0;          // tokens asked for in submitted passes
+  uint32_t absorbed_ = 0;             // prompt tokens kept, or in submitted passes
+  std::vector<int32_t> history_;      // prompt and answer, once absorbed_tokens() was asked for
+  std::vector<int32_t> sampled_;      // tokens of the answer, also after its end
+  uint32_t samples_ = 0;              // tokens asked for in submitted passes
+  bool think_ended_ = false;          // the budget of thinking ended it, in a submitted pass
+  std::vector<LogitBias> think_end_;  // what makes the next token the end of the think block
   Generation generation_;
   EngineClock::time_point started_{};
   EngineClock::time_point first_token_{};

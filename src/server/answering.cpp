@@ -8,6 +8,7 @@
 #include "server/event_channel.h"
 #include "server/json_fields.h"
 #include "server/openai.h"
+#include "text/tool_schemas.h"
 
 namespace lily {
 namespace {
@@ -23,6 +24,8 @@ struct Preparation {
   std::shared_ptr<const ServedModel> model;
   std::shared_ptr<Door> door;
   PreparedRequest request;
+  bool log_prompts = false;
+  std::string prompt_text;  // for the log, when it may have it
   std::optional<ApiError> error;
 
   void run();
@@ -39,6 +42,9 @@ void Preparation::work() {
     return;
   }
   request = std::move(*prepared);
+  if (log_prompts) {
+    prompt_text = model->tokenizer->decode(request.generation.prompt, false);
+  }
 }
 
 // The edge where a fault of lily's own becomes the failure of one request.
@@ -58,7 +64,23 @@ struct Outcome {
   size_t prompt_tokens = 0;
   std::string finish = "cancelled";
   Usage usage;
+  Answer answer;  // of a stream only when its text is logged
 };
+
+// Text of a conversation, on one line.
+void log_text(const Door& door, std::string_view what, std::string_view text) {
+  std::string escaped;
+  append_json_escaped(escaped, text);
+  log_info("{} {}: \"{}\"", door.id(), what, escaped);
+}
+
+void log_answer(const Door& door, const Answer& answer) {
+  log_text(door, "reasoning", answer.reasoning);
+  log_text(door, "content", answer.content);
+  for (const ParsedCall& call : answer.calls) {
+    log_text(door, "call", fmt::format("{}({})", call.name, call.arguments));
+  }
+}
 
 void log_request(const std::string& id, const Outcome& outcome, Clock::time_point since) {
   const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
@@ -196,6 +218,11 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, Do
     if (bytes.empty() && Clock::now() >= last + keep_alive) {
       bytes = stream.keep_alive();
     }
+    if (connection.core().options.log_prompts) {
+      for (Delta& delta : batch.deltas) {
+        outcome.answer.add(std::move(delta));
+      }
+    }
     if (!bytes.empty()) {
       const bool written = co_await connection.write(std::move(bytes));
       if (!written) {
@@ -215,7 +242,7 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, Do
 }
 
 Awaitable<void> whole_answer(Connection& connection, Generation& generation, Door& door, Outcome& outcome) {
-  Answer answer;
+  Answer& answer = outcome.answer;
   while (!connection.gone()) {
     EventChannel::Batch batch = generation.channel().take();
     if (batch.started) {
@@ -246,6 +273,7 @@ Awaitable<void> run_job(Connection& connection, const std::shared_ptr<Preparatio
   Door& door = *job->door;
   std::function<void()> work = [job] { job->run(); };
   const bool prepared = co_await connection.on_worker(std::move(work));
+  connection.release_body();
   if (!prepared) {
     co_return;
   }
@@ -257,6 +285,9 @@ Awaitable<void> run_job(Connection& connection, const std::shared_ptr<Preparatio
     const ApiError error = shutting_down();
     co_await respond_error(connection, door, error, outcome);
     co_return;
+  }
+  if (job->log_prompts) {
+    log_text(door, "prompt", job->prompt_text);
   }
   outcome.stream = job->request.stream;
   outcome.prompt_tokens = job->request.generation.prompt.size();
@@ -275,6 +306,9 @@ Awaitable<void> run_job(Connection& connection, const std::shared_ptr<Preparatio
   if (generation.channel().take().overflowed) {
     outcome.finish = "slow_reader";
   }
+  if (job->log_prompts) {
+    log_answer(door, outcome.answer);
+  }
 }
 
 }  // namespace
@@ -286,6 +320,7 @@ Awaitable<void> serve_answer(Connection& connection, std::shared_ptr<Door> door)
   door->begin(connection.core().new_id(), std::chrono::duration_cast<std::chrono::seconds>(now).count());
   job->door = door;
   job->model = connection.core().model();
+  job->log_prompts = connection.core().options.log_prompts;
   Outcome outcome;
   if (!job->model) {
     const ApiError error = loading();

@@ -23,14 +23,13 @@ ApiError bad_field(std::string param, std::string message) {
   return error;
 }
 
-ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context) {
+ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context, bool whole) {
   ApiError error;
   error.message = fmt::format(
-      "This model's maximum context length is {} tokens, but the messages of this request have {} tokens: "
-      "the "
-      "request exceeds the available context size ({} tokens). Shorten the messages, or serve with a larger "
-      "--ctx.",
-      context, prompt_tokens, context);
+      "This model's maximum context length is {} tokens, but the messages of this request have {}{} tokens: "
+      "the request exceeds the available context size ({} tokens). Shorten the messages, or serve with a "
+      "larger --ctx.",
+      context, whole ? "" : "at least ", prompt_tokens, context);
   error.param = "messages";
   error.code = "context_length_exceeded";
   error.prompt_tokens = prompt_tokens;
@@ -54,6 +53,16 @@ ApiError shutting_down() {
   error.type = "server_error";
   error.message = "The server is shutting down.";
   error.code = "shutting_down";
+  return error;
+}
+
+ApiError too_many_bytes() {
+  ApiError error;
+  error.status = 503;
+  error.type = "server_error";
+  error.message = "This server is reading as many large requests as it takes.";
+  error.code = "too_many_bytes";
+  error.retry_after = 1;
   return error;
 }
 

@@ -29,9 +29,11 @@ using ApiResult = tl::expected<T, ApiError>;
 ApiError bad_field(std::string param, std::string message);
 // 400 for a prompt of `prompt_tokens` where `context` is the limit: the words that clients look for in order
 // to shorten their conversation.
-ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context);
-ApiError loading();        // 503
-ApiError shutting_down();  // 503
+// `whole` false: there are at least so many.
+ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context, bool whole = true);
+ApiError loading();         // 503
+ApiError shutting_down();   // 503
+ApiError too_many_bytes();  // 503: the bodies of all requests together are too large for now
 // An error of a library of lily met while serving: what the client did is 400, a full queue 429, the rest
 // 500.
 ApiError from_error(const Error& error);

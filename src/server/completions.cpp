@@ -113,18 +113,19 @@ ApiResult<GenerationRequest> make_completion(const CompletionRequest& request, c
   const Plan& plan = model.engine->plan();
   const ChatRequest& fields = request.fields;
   GenerationRequest out;
-  out.prompt = request.ids;
+  Tokenizer::Bounded tokens{request.ids, request.ids.size(), true};
   if (request.is_text) {
     RenderedPrompt prompt;
     prompt.text = request.text;
-    out.prompt = model.tokenizer->encode(prompt);
+    tokens = model.tokenizer->encode(prompt, plan.context);
   }
-  if (out.prompt.empty()) {
+  out.prompt = std::move(tokens.ids);
+  if (tokens.at_least == 0) {
     return tl::unexpected<ApiError>(
         bad_field("prompt", "'prompt' is empty: there is nothing to go on from."));
   }
-  if (out.prompt.size() >= plan.context) {
-    ApiError error = context_exceeded(out.prompt.size(), plan.context);
+  if (tokens.at_least >= plan.context) {
+    ApiError error = context_exceeded(tokens.at_least, plan.context, tokens.whole);
     error.param = "prompt";
     return tl::unexpected<ApiError>(std::move(error));
   }

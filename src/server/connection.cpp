@@ -40,7 +40,10 @@ Connection::Connection(Socket socket, Core& core)
       write_deadline_(core.io),
       input_bound_(core.options.max_header_bytes + 2 * kReadBytes) {}
 
-Connection::~Connection() { core_.connections.erase(this); }
+Connection::~Connection() {
+  release_body();
+  core_.connections.erase(this);
+}
 
 void Connection::start() {
   core_.connections.emplace(this, weak_from_this());
@@ -107,6 +110,25 @@ void Connection::watch_for_end(bool on) {
   if (on && ended_) {
     close();
   }
+}
+
+// Whether there is room for a body of which `bytes` are known to come or have come.
+bool Connection::count_body(uint64_t bytes) {
+  const uint64_t others = core_.body_bytes - body_bytes_;
+  if (bytes <= body_bytes_) {
+    return true;
+  }
+  if (others > 0 && others + bytes > core_.options.max_total_body_bytes) {  // one always has room
+    return false;
+  }
+  core_.body_bytes = others + bytes;
+  body_bytes_ = bytes;
+  return true;
+}
+
+void Connection::release_body() {
+  core_.body_bytes -= body_bytes_;
+  body_bytes_ = 0;
 }
 
 // Keeps one read under way as long as there is room for what it brings.
@@ -238,6 +260,7 @@ Connection::Awaitable<void> Connection::serve() {
       if (got == Got::request) {
         co_await dispatch();
       }
+      release_body();
       if (!keep_alive_ || core_.draining) {
         linger_ = linger_ || !input_.empty();
         break;
@@ -289,6 +312,10 @@ Connection::Awaitable<Connection::Got> Connection::read_request() {
       if (got != Got::request) {
         co_return got;
       }
+    }
+    if (!count_body(parser.body_bytes())) {
+      const Got refused = co_await refuse(too_many_bytes());
+      co_return refused;
     }
     if (parser.state() == HttpParser::State::done) {
       request_.body = std::move(parser.request().body);

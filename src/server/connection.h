@@ -38,6 +38,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Core& core() { return core_; }
   const HttpRequest& request() const { return request_; }
   std::string take_body() { return std::move(request_.body); }
+  void release_body();  // it is not held any more: others may send theirs
   // Runs `work`, which must not throw, on the pool of workers; false: the client has gone meanwhile, and what
   // `work` holds lives until it is done.
   Awaitable<bool> on_worker(std::function<void()> work);
@@ -68,6 +69,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   HttpResponse simple_answer() const;
   void pump();
   bool peer_has_closed();
+  bool count_body(uint64_t bytes);
   void on_read(const boost::system::error_code& ec, size_t bytes);
   Framing framing(bool chunked) const;
 
@@ -82,6 +84,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   const size_t input_bound_;
   HttpRequest request_;
   RouteMatch match_;
+  uint64_t body_bytes_ = 0;  // counted in Core::body_bytes
   bool reading_ = false;
   bool ended_ = false;   // the client has closed its side
   bool closed_ = false;  // and we ours

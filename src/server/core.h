@@ -48,6 +48,7 @@ struct Core {
   std::unordered_map<Connection*, std::weak_ptr<Connection>> connections;
   std::mt19937_64 random{std::random_device{}()};
   ServerCounts counts;
+  uint64_t body_bytes = 0;  // of all requests that are read or prepared
 
   // Whether run() has something to do: drain() waits for it to end.
   std::condition_variable ended;

@@ -1,5 +1,6 @@
 #include "server/http_parser.h"
 
+#include <algorithm>
 #include <boost/asio/buffer.hpp>
 #include <boost/beast/http/message.hpp>
 #include <boost/beast/http/parser.hpp>
@@ -33,6 +34,7 @@ struct HttpParser::Impl {
 
   void read_header();
   bool check_codings();
+  bool check_host();
   void fail_with(const boost::system::error_code& ec, const Limits& limits);
   Limits limits{};
 };
@@ -52,6 +54,17 @@ void HttpParser::Impl::read_header() {
   request.has_body = parser.chunked() || parser.content_length().value_or(0) > 0;
   request.bearer = bearer_of(message);
   request.wanted_headers = text(message[http::field::access_control_request_headers]);
+}
+
+// HTTP/1.1 wants exactly one.
+bool HttpParser::Impl::check_host() {
+  const auto count = parser.get().count(http::field::host);
+  if (count == 1 || (count == 0 && !request.http11)) {
+    return true;
+  }
+  error.message = fmt::format("The request has {} 'Host' headers; expected one.", count);
+  state = State::failed;
+  return false;
 }
 
 // A body in a coding that is not undone here: its end is not known, or its bytes are not the JSON they stand
@@ -99,6 +112,16 @@ HttpParser::State HttpParser::state() const { return impl_->state; }
 HttpRequest& HttpParser::request() { return impl_->request; }
 const ApiError& HttpParser::error() const { return impl_->error; }
 
+uint64_t HttpParser::body_bytes() const {
+  if (impl_->state == State::header) {
+    return 0;
+  }
+  if (impl_->state == State::done) {
+    return impl_->request.body.size();
+  }
+  return std::max<uint64_t>(impl_->parser.content_length().value_or(0), impl_->parser.get().body().size());
+}
+
 size_t HttpParser::feed(std::string_view bytes) {
   Impl& impl = *impl_;
   size_t taken = 0;
@@ -113,7 +136,7 @@ size_t HttpParser::feed(std::string_view bytes) {
     }
     if (impl.state == State::header && impl.parser.is_header_done()) {
       impl.read_header();
-      if (!impl.check_codings()) {
+      if (!impl.check_host() || !impl.check_codings()) {
         break;
       }
       impl.parser.eager(true);

@@ -32,6 +32,8 @@ class HttpParser {
   // more behind it. Stops once at the end of the header (State::body or done), before any body.
   size_t feed(std::string_view bytes);
   State state() const;
+  // Of the body: those that the header announces, or those that have come.
+  uint64_t body_bytes() const;
   HttpRequest& request();         // the body is complete only in State::done
   const ApiError& error() const;  // 400, 413 or 431
 

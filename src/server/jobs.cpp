@@ -14,11 +14,11 @@ uint64_t random_seed() {
   return (uint64_t{device()} << 32) | device();
 }
 
-TemplateOptions template_options(const ChatRequest& request) {
+TemplateOptions template_options(const ChatRequest& request, const PromptRules& rules) {
   TemplateOptions options;
   options.add_generation_prompt = request.add_generation_prompt;
-  options.enable_thinking = request.enable_thinking.value_or(true);
-  options.preserve_thinking = request.preserve_thinking.value_or(false);
+  options.enable_thinking = request.enable_thinking.value_or(rules.enable_thinking);
+  options.preserve_thinking = request.preserve_thinking.value_or(rules.preserve_thinking);
   options.add_vision_id = request.add_vision_id;
   options.tolerant = true;
   options.continue_final_message = request.continue_final_message;
@@ -56,37 +56,57 @@ Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& de
   return sampling;
 }
 
-ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request) {
-  Result<RenderedPrompt> rendered = render(normalize(request.conversation), template_options(request));
+ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request, const PromptRules& rules) {
+  Result<RenderedPrompt> rendered = render(normalize(request.conversation), template_options(request, rules));
   if (!rendered) {
     return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
   }
   return std::move(*rendered);
 }
 
+PromptRules rules_of(const ServedModel& model) {
+  const Plan& plan = model.engine->plan();
+  return {.context = plan.context,
+          .vocab = plan.shape.vocab,
+          .max_answer = model.max_answer,
+          .enable_thinking = model.enable_thinking,
+          .preserve_thinking = model.preserve_thinking};
+}
+
+ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const ServedModel& model) {
+  return make_generation(request, *model.tokenizer, model.generation, rules_of(model));
+}
+
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
-                                             const GenerationConfig& defaults, const PromptLimits& limits) {
-  if (std::optional<ApiError> error = check_bias(request.logit_bias, limits.vocab)) {
+                                             const GenerationConfig& defaults, const PromptRules& rules) {
+  if (std::optional<ApiError> error = check_bias(request.logit_bias, rules.vocab)) {
     return tl::unexpected<ApiError>(std::move(*error));
   }
-  const ApiResult<RenderedPrompt> rendered = render_prompt(request);
+  const ApiResult<RenderedPrompt> rendered = render_prompt(request, rules);
   if (!rendered) {
     return tl::unexpected<ApiError>(rendered.error());
   }
   GenerationRequest out;
-  PromptTokens tokens = tokenize(*rendered, tokenizer);
+  PromptTokens tokens = tokenize(*rendered, tokenizer, rules.context);
+  if (tokens.at_least >= rules.context) {
+    return tl::unexpected<ApiError>(context_exceeded(tokens.at_least, rules.context, tokens.whole));
+  }
   out.prompt = std::move(tokens.ids);
   out.marks = std::move(tokens.marks);
   if (out.prompt.empty()) {
     return tl::unexpected<ApiError>(bad_field("messages", "The prompt of this request is empty."));
   }
-  if (out.prompt.size() >= limits.context) {
-    return tl::unexpected<ApiError>(context_exceeded(out.prompt.size(), limits.context));
+  uint32_t room = rules.context - static_cast<uint32_t>(out.prompt.size());
+  if (rules.max_answer > 0) {
+    room = std::min(room, rules.max_answer);
   }
-  const uint32_t room = limits.context - static_cast<uint32_t>(out.prompt.size());
   out.starts_in_think = rendered->starts_in_think;
   out.continues_text = rendered->continues_text;
   out.max_tokens = std::min(request.max_tokens.value_or(room), room);
+  if (const std::optional<int32_t> close = tokenizer.id_of("</think>")) {
+    out.think_end = *close;
+    out.thinking_budget = request.thinking_budget;
+  }
   out.sampling = resolve_sampling(request, defaults);
   out.logit_bias = request.logit_bias;
   out.stop_ids = defaults.stop_ids;
@@ -97,13 +117,8 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   return out;
 }
 
-ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const ServedModel& model) {
-  const Plan& plan = model.engine->plan();
-  return make_generation(request, *model.tokenizer, model.generation, {plan.context, plan.shape.vocab});
-}
-
 ApiResult<size_t> count_prompt(const ChatRequest& request, const ServedModel& model) {
-  const ApiResult<RenderedPrompt> rendered = render_prompt(request);
+  const ApiResult<RenderedPrompt> rendered = render_prompt(request, rules_of(model));
   if (!rendered) {
     return tl::unexpected<ApiError>(rendered.error());
   }

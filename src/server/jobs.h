@@ -10,21 +10,26 @@
 
 namespace lily {
 
-struct PromptLimits {
-  uint32_t context = 0;  // tokens of prompt and answer
-  uint32_t vocab = 0;    // ids below it may be biased
+// What requests are resolved against.
+struct PromptRules {
+  uint32_t context = 0;     // tokens of prompt and answer
+  uint32_t vocab = 0;       // ids below it may be biased
+  uint32_t max_answer = 0;  // tokens; 0 = what the context leaves
+  bool enable_thinking = true;
+  bool preserve_thinking = false;
 };
 
 // Fails with context_length_exceeded when the prompt leaves no room for an answer; a max_tokens that does not
 // fit is cut to what does.
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
-                                             const GenerationConfig& defaults, const PromptLimits& limits);
+                                             const GenerationConfig& defaults, const PromptRules& rules);
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const ServedModel& model);
 // The tokens of its prompt, however many.
 ApiResult<size_t> count_prompt(const ChatRequest& request, const ServedModel& model);
 
 // The prompt of `request` as text: normalised, then rendered with the template's tolerant rules.
-ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request);
+ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request, const PromptRules& rules = {});
+PromptRules rules_of(const ServedModel& model);
 
 // Sampling of `request`, each absent field from `defaults`, the seed from the system's random source.
 Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& defaults);

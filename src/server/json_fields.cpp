@@ -1,5 +1,6 @@
 #include "server/json_fields.h"
 
+#include <charconv>
 #include <cmath>
 #include <limits>
 
@@ -59,11 +60,17 @@ std::string without_lone_surrogates(std::string_view text) {
 
 bool is_bool(const json::value& value) { return value.is_bool(); }
 bool is_string(const json::value& value) { return value.is_string(); }
-bool is_number(const json::value& value) { return value.is_number(); }
+bool is_number(const json::value& value) { return value.is_number() || big_integer(value); }
 bool is_array(const json::value& value) { return value.is_array(); }
-bool is_object(const json::value& value) { return value.is_object(); }
+bool is_object(const json::value& value) { return value.is_object() && !big_integer(value); }
 
 double as_double(const json::value& value) {
+  if (const std::optional<std::string_view> digits = big_integer(value)) {
+    constexpr double kInfinity = std::numeric_limits<double>::infinity();
+    double number = digits->front() == '-' ? -kInfinity : kInfinity;
+    std::from_chars(digits->data(), digits->data() + digits->size(), number);  // out of range: as it is
+    return number;
+  }
   return value.is_double()   ? value.get_double()
          : value.is_uint64() ? static_cast<double>(value.get_uint64())
                              : static_cast<double>(value.get_int64());
@@ -109,7 +116,7 @@ std::string_view json_kind(const json::value& value) {
     case json::kind::array:
       return "an array";
     case json::kind::object:
-      return "an object";
+      return big_integer(value) ? "a number" : "an object";
   }
   return "unknown";
 }
@@ -181,7 +188,7 @@ std::optional<int64_t> Fields::integer(std::string_view key, Range range) const 
     return std::nullopt;
   }
   const double number = as_double(*value);
-  if (!std::isfinite(number) || number != std::floor(number)) {
+  if (!big_integer(*value) && (!std::isfinite(number) || number != std::floor(number))) {
     faults_.add(path(key), fmt::format("'{}' must be an integer, not {}.", path(key), number));
     return std::nullopt;
   }

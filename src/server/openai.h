@@ -38,6 +38,7 @@ struct ChatRequest {
 
   std::optional<bool> enable_thinking;
   std::optional<bool> preserve_thinking;
+  std::optional<uint32_t> thinking_budget;  // tokens of thinking; absent = no limit of its own
   bool add_vision_id = false;
   bool add_generation_prompt = true;
   bool continue_final_message = false;

@@ -146,6 +146,41 @@ void parse_logprobs(const Fields& fields, ChatRequest& request) {
   }
 }
 
+// Tokens of thinking for each word of reasoning_effort; -1 = as many as it likes.
+struct Effort {
+  std::string_view name;
+  int32_t budget;
+};
+constexpr Effort kEfforts[] = {{"none", 0},  {"minimal", 512}, {"low", 2048}, {"medium", 8192},
+                               {"high", -1}, {"xhigh", -1},    {"max", -1}};
+
+// A budget of its own wins over the effort.
+void parse_effort(const Fields& fields, ChatRequest& request) {
+  if (const std::optional<std::string> word = fields.string("reasoning_effort")) {
+    const auto effort = std::find_if(std::begin(kEfforts), std::end(kEfforts),
+                                     [&](const Effort& known) { return known.name == *word; });
+    if (effort == std::end(kEfforts)) {
+      fields.faults().add(
+          "reasoning_effort",
+          fmt::format("'reasoning_effort' is '{}'; expected none, minimal, low, medium, high, "
+                      "xhigh or max.",
+                      *word));
+    } else if (effort->name == "none") {
+      request.enable_thinking = request.enable_thinking.value_or(false);
+    } else if (effort->budget > 0) {
+      request.thinking_budget = static_cast<uint32_t>(effort->budget);
+    }
+  }
+  for (const std::string_view key : {"thinking_budget", "thinking_token_budget"}) {
+    const std::optional<int64_t> budget = fields.integer(key, {-1, kInfinity});
+    if (budget && *budget < 0) {
+      request.thinking_budget.reset();
+    } else if (budget) {
+      request.thinking_budget = static_cast<uint32_t>(std::min<int64_t>(*budget, Limits::kMaxContext));
+    }
+  }
+}
+
 // The names under which clients ask for thinking, the most specific first.
 void parse_thinking(const Fields& fields, ChatRequest& request) {
   if (const json::object* object = fields.object("chat_template_kwargs")) {
@@ -165,23 +200,7 @@ void parse_thinking(const Fields& fields, ChatRequest& request) {
   if (think != nullptr && !think->is_string()) {  // Ollama's: a boolean or a level
     fall_back(request.enable_thinking, fields.boolean("think"));
   }
-  const std::optional<std::string> effort = fields.string("reasoning_effort");
-  if (effort) {
-    constexpr std::string_view kLevels[] = {"none", "minimal", "low", "medium", "high", "xhigh", "max"};
-    if (std::find(std::begin(kLevels), std::end(kLevels), *effort) == std::end(kLevels)) {
-      fields.faults().add(
-          "reasoning_effort",
-          fmt::format("'reasoning_effort' is '{}'; expected none, minimal, low, medium, high, "
-                      "xhigh or max.",
-                      *effort));
-    }
-    if (*effort == "none") {
-      fall_back(request.enable_thinking, false);
-    }
-  }
-  if (fields.find("thinking_token_budget") != nullptr) {
-    fields.faults().add("thinking_token_budget", "'thinking_token_budget' is not supported yet.");
-  }
+  parse_effort(fields, request);
 }
 
 void parse_response_format(const Fields& fields) {

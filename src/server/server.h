@@ -35,11 +35,14 @@ struct ServerOptions {
   bool allow_anonymous = false;       // listen beyond this machine without an API key
   std::string allowed_origin = "*";   // of CORS; empty = no such header
   uint64_t max_body_bytes = Limits::kMaxBodyBytes;
+  uint64_t max_total_body_bytes = 256U
+                                  << 20;  // of all requests that are read or prepared at a time; then 503
   uint32_t max_header_bytes = 64U << 10;
   uint32_t max_connections = 1'024;      // one more is answered with 503
   uint32_t max_unread_bytes = 8U << 20;  // of an answer that its reader does not take; then it is cancelled
   uint32_t workers = 2;                  // threads that render and tokenise
   uint32_t send_buffer_bytes = 0;        // of a socket; 0 = the system's
+  bool log_prompts = false;              // the text of conversations goes into the log
   ServerTimeouts timeouts;
 };
 
@@ -49,6 +52,10 @@ struct ServedModel {
   Engine* engine = nullptr;
   const Tokenizer* tokenizer = nullptr;
   GenerationConfig generation;  // defaults of absent fields, and the ids that end an answer
+  uint32_t max_answer = 0;      // tokens; 0 = what the context leaves
+  // What a request does that does not say so.
+  bool enable_thinking = true;
+  bool preserve_thinking = false;
 };
 
 class Server {

@@ -56,7 +56,8 @@ tl::unexpected<ApiError> not_an_object(const json::value& body) {
 
 }  // namespace
 
-ApiResult<std::string> tokenize_json(const json::value& body, const Tokenizer& tokenizer) {
+ApiResult<std::string> tokenize_json(const json::value& body, const ServedModel& model) {
+  const Tokenizer& tokenizer = *model.tokenizer;
   if (!body.is_object()) {
     return not_an_object(body);
   }
@@ -82,7 +83,8 @@ ApiResult<std::string> tokenize_json(const json::value& body, const Tokenizer& t
   return json::serialize(out);
 }
 
-ApiResult<std::string> detokenize_json(const json::value& body, const Tokenizer& tokenizer) {
+ApiResult<std::string> detokenize_json(const json::value& body, const ServedModel& model) {
+  const Tokenizer& tokenizer = *model.tokenizer;
   if (!body.is_object()) {
     return not_an_object(body);
   }
@@ -109,7 +111,8 @@ ApiResult<std::string> detokenize_json(const json::value& body, const Tokenizer&
   return json::serialize(out);
 }
 
-ApiResult<std::string> apply_template_json(const json::value& body, const Tokenizer& tokenizer) {
+ApiResult<std::string> apply_template_json(const json::value& body, const ServedModel& model) {
+  const Tokenizer& tokenizer = *model.tokenizer;
   const ApiResult<ChatRequest> request = parse_chat_request(body);
   if (!request) {
     return tl::unexpected<ApiError>(request.error());
@@ -120,7 +123,10 @@ ApiResult<std::string> apply_template_json(const json::value& body, const Tokeni
   if (faults.any()) {
     return tl::unexpected<ApiError>(faults.first());
   }
-  const ApiResult<RenderedPrompt> prompt = render_prompt(*request);
+  PromptRules rules;
+  rules.enable_thinking = model.enable_thinking;
+  rules.preserve_thinking = model.preserve_thinking;
+  const ApiResult<RenderedPrompt> prompt = render_prompt(*request, rules);
   if (!prompt) {
     return tl::unexpected<ApiError>(prompt.error());
   }
@@ -153,7 +159,7 @@ Connection::Awaitable<void> serve_text_tool(Connection& connection, Route route)
     try {
       const ApiResult<json::value> body = parse_body(work->body);
       const ApiResult<std::string> answer =
-          body ? tool(*body, *work->model->tokenizer) : tl::unexpected<ApiError>(body.error());
+          body ? tool(*body, *work->model) : tl::unexpected<ApiError>(body.error());
       work->response = answer ? json_response(*answer) : error_response(answer.error());
     } catch (const std::exception& fault) {
       work->response = error_response(from_error(Error{ErrorKind::internal, fault.what(), {}}));

@@ -12,11 +12,11 @@
 namespace lily {
 
 // {"content": text, "parse_special": true, "with_pieces": false} -> {"tokens": [...]}
-ApiResult<std::string> tokenize_json(const boost::json::value& body, const Tokenizer& tokenizer);
+ApiResult<std::string> tokenize_json(const boost::json::value& body, const ServedModel& model);
 // {"tokens": [...]} -> {"content": text}
-ApiResult<std::string> detokenize_json(const boost::json::value& body, const Tokenizer& tokenizer);
+ApiResult<std::string> detokenize_json(const boost::json::value& body, const ServedModel& model);
 // A chat request -> {"prompt": text}; with "tokenize": true also {"tokens": [...]}, as the prompt is read.
-ApiResult<std::string> apply_template_json(const boost::json::value& body, const Tokenizer& tokenizer);
+ApiResult<std::string> apply_template_json(const boost::json::value& body, const ServedModel& model);
 
 Connection::Awaitable<void> serve_text_tool(Connection& connection, Route route);
 

@@ -111,7 +111,7 @@ std::string from_python(std::string_view text) {
 
 bool is_json_of(std::string_view text, JsonType type) {
   const Result<json::value> value = parse_json(text);
-  return value && (type == JsonType::array ? value->is_array() : value->is_object());
+  return value && (type == JsonType::array ? value->is_array() : value->is_object() && !big_integer(*value));
 }
 
 std::optional<std::string> container_json(std::string_view text, JsonType type) {

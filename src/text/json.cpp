@@ -15,6 +15,8 @@ namespace {
 namespace json = boost::json;
 using ErrorCode = boost::system::error_code;
 
+constexpr std::string_view kBigInteger = "\xFF";  // no UTF-8: no key of a JSON text
+
 // Boost.JSON's events into a value, with one difference: on_double reads the text again.
 struct Handler {
   static constexpr size_t max_object_size = json::object::max_size();
@@ -69,6 +71,13 @@ struct Handler {
   }
   bool on_double(double rough, json::string_view part, ErrorCode&) {
     number.append(part.data(), part.size());
+    if (number.find_first_of(".eE") == std::string::npos) {
+      stack.push_key({kBigInteger.data(), kBigInteger.size()});
+      stack.push_string({number.data(), number.size()});
+      stack.push_object(1);
+      number.clear();
+      return true;
+    }
     double value = rough;
     const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
     if (error == std::errc::result_out_of_range) {
@@ -178,6 +187,14 @@ Result<json::value> parse_json(std::string_view text) {
   return parser.handler().stack.release();
 }
 
+std::optional<std::string_view> big_integer(const json::value& value) {
+  const json::object* object = value.if_object();
+  if (object == nullptr || object->size() != 1) return std::nullopt;
+  const json::key_value_pair& entry = *object->begin();
+  if (std::string_view(entry.key().data(), entry.key().size()) != kBigInteger) return std::nullopt;
+  return view(entry.value().get_string());
+}
+
 void append_python_json(std::string& out, const json::value& value) {
   switch (value.kind()) {
     case json::kind::null:
@@ -209,6 +226,10 @@ void append_python_json(std::string& out, const json::value& value) {
       break;
     }
     case json::kind::object: {
+      if (const std::optional<std::string_view> digits = big_integer(value)) {
+        out += *digits;
+        break;
+      }
       out += '{';
       bool first = true;
       for (const auto& entry : value.get_object()) {

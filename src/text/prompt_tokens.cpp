@@ -20,16 +20,20 @@ RenderedPrompt part(const RenderedPrompt& prompt, size_t begin, size_t end) {
 }  // namespace
 
 // Nothing is merged across an added token, so the tokens before a mark are those of the text before it.
-PromptTokens tokenize(const RenderedPrompt& prompt, const Tokenizer& tokenizer) {
+PromptTokens tokenize(const RenderedPrompt& prompt, const Tokenizer& tokenizer, size_t limit) {
+  constexpr size_t kFar = 4;  // as the tokenizer: so far beyond the limit it is no more of interest how far
   PromptTokens tokens;
   size_t done = 0;
   const auto encode_until = [&](size_t end) {
-    const std::vector<int32_t> ids = tokenizer.encode(part(prompt, done, end));
-    tokens.ids.insert(tokens.ids.end(), ids.begin(), ids.end());
+    const Tokenizer::Bounded piece = tokenizer.encode(part(prompt, done, end), limit);
+    tokens.ids.insert(tokens.ids.end(), piece.ids.begin(), piece.ids.end());
+    tokens.at_least += piece.at_least;
+    tokens.whole = piece.whole && (tokens.at_least / kFar < limit || end == prompt.text.size());
     done = end;
+    return tokens.whole;
   };
   for (const size_t mark : prompt.marks) {
-    encode_until(mark);
+    if (!encode_until(mark)) return tokens;
     tokens.marks.push_back(static_cast<uint32_t>(tokens.ids.size()));
   }
   encode_until(prompt.text.size());

@@ -1,6 +1,7 @@
 #include "text/tokenizer.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <fstream>
 #include <limits>
@@ -72,6 +73,12 @@ struct Tokenizer::Impl {
       added_by_text.emplace(added[i].text, added[i].id);
       added_by_id.emplace(added[i].id, i);
     }
+    for (const uint32_t id : mergeable(file)) {
+      const std::string& text = tokens[id];
+      if (text.empty()) continue;
+      uint32_t& reach = longest[static_cast<unsigned char>(text.front())];
+      reach = std::max(reach, static_cast<uint32_t>(text.size()));
+    }
   }
 
   // What merging can give.
@@ -97,40 +104,72 @@ struct Tokenizer::Impl {
       state.store(Whole::yes, std::memory_order_relaxed);
   }
 
-  void encode_segment(std::string_view segment, Bpe::Scratch& scratch, std::vector<int32_t>& out) const {
+  // No tokenisation of `piece` has fewer tokens: how few jumps reach its end when each goes as far as the
+  // longest token that begins with the byte it starts at.
+  size_t fewest_tokens(std::string_view piece) const {
+    size_t jumps = 0, end = 0, farthest = 0;
+    for (size_t i = 0; i < piece.size() && end < piece.size(); ++i) {
+      farthest = std::max(farthest, i + std::max(longest[static_cast<unsigned char>(piece[i])], 1U));
+      if (i == end) {
+        ++jumps;
+        end = farthest;
+      }
+    }
+    return jumps;
+  }
+
+  // Whether the work goes on. Far beyond the limit it is no more of interest how far; a long piece, whose
+  // merging takes memory, is looked at before.
+  bool within(size_t limit, std::string_view piece, Bounded& out) const {
+    constexpr size_t kFar = 4, kLongPiece = 64U << 10;
+    out.at_least = out.ids.size();
+    if (piece.size() > kLongPiece) out.at_least += fewest_tokens(piece);
+    const bool far = out.ids.size() / kFar >= limit;
+    out.whole = !far && (out.at_least == out.ids.size() || out.at_least < limit);
+    return out.whole;
+  }
+
+  void encode_segment(std::string_view segment, size_t limit, Bpe::Scratch& scratch, Bounded& out) const {
     std::string storage;
     const std::string_view text = nfc(segment, storage);
     for (size_t at = 0; at < text.size();) {
       const size_t end = piece_end(text, at);
-      encode_piece(text.substr(at, end - at), scratch, out);
+      const std::string_view piece = text.substr(at, end - at);
+      if (!within(limit, piece, out)) return;
+      encode_piece(piece, scratch, out.ids);
       at = end;
     }
   }
 
-  std::vector<int32_t> encode(std::string_view text, Ranges literal) const {
+  Bounded encode(std::string_view text, Ranges literal, size_t limit = kUnlimited) const {
     if (first_invalid(text) != text.size()) {
       const RenderedPrompt valid = repaired(text, literal);
-      return encode(valid.text, valid.literal);
+      return encode(valid.text, valid.literal, limit);
     }
-    std::vector<int32_t> out;
-    out.reserve(text.size() / 4 + 8);
+    Bounded bounded;
+    std::vector<int32_t>& out = bounded.ids;
+    out.reserve(std::min(text.size() / 4, limit) + 8);
     Bpe::Scratch scratch;
     for (size_t at = 0; at < text.size();) {
       const auto match = matcher.find(text, at, literal);
       const size_t end = match ? match->begin : text.size();
-      encode_segment(text.substr(at, end - at), scratch, out);
+      encode_segment(text.substr(at, end - at), limit, scratch, bounded);
+      if (!bounded.whole) return bounded;
       at = end;
       if (match) {
         out.push_back(added[match->index].id);
         at = match->end;
       }
     }
-    return out;
+    bounded.at_least = out.size();
+    return bounded;
   }
 
+  static constexpr size_t kUnlimited = std::numeric_limits<size_t>::max();
   enum class Whole : uint8_t { unknown, yes };
 
   std::vector<std::string> tokens;
+  std::array<uint32_t, 256> longest{};  // bytes of the longest token that begins with a byte
   std::vector<AddedToken> added;
   std::unordered_map<int32_t, size_t> added_by_id;
   std::unordered_map<std::string_view, int32_t> added_by_text;
@@ -164,10 +203,14 @@ Result<std::unique_ptr<Tokenizer>> Tokenizer::from_json(std::string_view tokeniz
   return std::unique_ptr<Tokenizer>(new Tokenizer(std::make_unique<Impl>(std::move(file))));
 }
 
-std::vector<int32_t> Tokenizer::encode(std::string_view text) const { return impl_->encode(text, {}); }
+std::vector<int32_t> Tokenizer::encode(std::string_view text) const { return impl_->encode(text, {}).ids; }
 
 std::vector<int32_t> Tokenizer::encode(const RenderedPrompt& prompt) const {
-  return impl_->encode(prompt.text, tidy(prompt.literal, prompt.text.size()));
+  return impl_->encode(prompt.text, tidy(prompt.literal, prompt.text.size())).ids;
+}
+
+Tokenizer::Bounded Tokenizer::encode(const RenderedPrompt& prompt, size_t limit) const {
+  return impl_->encode(prompt.text, tidy(prompt.literal, prompt.text.size()), limit);
 }
 
 std::string_view Tokenizer::bytes_of(int32_t id) const {

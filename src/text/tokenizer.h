@@ -37,6 +37,14 @@ class Tokenizer {
   // A rendered prompt: added tokens are recognised only outside its literal ranges, so that text of a user or
   // of a tool never becomes a control token.
   std::vector<int32_t> encode(const RenderedPrompt& prompt) const;
+  // The same for a prompt that is of no use from `limit` tokens on: far beyond it, or in front of a long
+  // piece that alone reaches it, the work ends, and takes neither time nor memory for the rest.
+  struct Bounded {
+    std::vector<int32_t> ids;
+    size_t at_least = 0;  // tokens of the prompt; exact when whole
+    bool whole = true;    // `ids` are all
+  };
+  Bounded encode(const RenderedPrompt& prompt, size_t limit) const;
 
   // The bytes of a token (an added token's own text); empty for an id that has none.
   std::string_view bytes_of(int32_t id) const;

@@ -27,8 +27,8 @@ def everything(connection) -> bytes:
 
 def test_a_body_in_an_unknown_coding_is_refused_and_not_read_as_the_next_request(server):
     with connect(server) as connection:
-        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\n"
-                           b"GET /v1/models HTTP/1.1\r\n\r\n")
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"
+                           b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = everything(connection)
     assert answer.startswith(b"HTTP/1.1 400 ") and b"Transfer-Encoding" in answer
     assert answer.count(b"HTTP/1.1") == 1
@@ -59,11 +59,11 @@ def test_a_client_that_leaves_behind_a_backlog_is_noticed(model):
     with Server(model, "--parallel", "1", "--ctx", "32768") as server:
         connection = connect(server)
         text = json.dumps(BODY | {"max_tokens": 30000, "logit_bias": {"100": 100}}).encode()
-        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
         # More than the server reads ahead, and little enough for the socket's buffer to hold with the end behind it: the end
         # of a stream that is longer than both cannot arrive before the answer is written.
         connection.settimeout(10)
-        connection.sendall(b"GET /health HTTP/1.1\r\n\r\n" * 10_000)
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 10_000)
         connection.close()
         begin = time.monotonic()
         server.wait_for_log("finish=cancelled", 10)

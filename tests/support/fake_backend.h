@@ -290,6 +290,9 @@ class FakeBackend final : public Backend {
     if (control_->script) token = control_->script(state.history);
     const uint64_t seed = slice.sampling.mode == Sampling::Mode::random ? slice.sampling.seed + 1 : 0;
     output.token = token.value_or(fake_next_token(state.history, seed));
+    for (const LogitBias& bias : slice.sampling.bias) {
+      if (bias.bias > 1e6F) output.token = bias.token;  // nothing else can be the largest
+    }
     if (slice.logits_rows > 0) {
       output.logits.assign(size_t{slice.logits_rows} * vocab, 0.0F);
       output.logits[output.logits.size() - vocab + static_cast<size_t>(output.token)] = 8.0F;

@@ -45,6 +45,45 @@ TEST_F(EngineTest, TheNextPassIsSubmittedBeforeTheLastIsRead) {
   EXPECT_EQ(submitted_at_collect, (std::vector<size_t>{2, 3, 4, 5, 6, 6}));
 }
 
+TEST_F(EngineTest, TheBudgetOfThinkingEndsIt) {
+  start();
+  for (const uint32_t budget : {0U, 1U, 3U, 9U}) {
+    control->script = [](const FakeControl::History& history) {
+      return std::optional<int32_t>(history.size() % 20 + 'a');
+    };
+    Collector events;
+    GenerationRequest asked = request(20, 16);
+    asked.starts_in_think = true;
+    asked.thinking_budget = budget;
+    asked.think_end = kThinkEnd;
+    const auto job = submit(asked, events);
+    ASSERT_TRUE(events.wait_end());
+    const Usage usage = events.finished()->usage;
+    EXPECT_EQ(usage.reasoning_tokens, budget + 1) << "with the marker";
+    EXPECT_EQ(usage.completion_tokens, 16U);
+    EXPECT_EQ(events.content().size(), 16 - budget - 1);
+  }
+}
+
+TEST_F(EngineTest, ThinkingThatEndsWithinItsBudgetIsLeftAlone) {
+  start();
+  std::vector<int32_t> ids = bytes("abc");
+  ids.push_back(kThinkEnd);
+  for (const int32_t id : bytes("yes")) ids.push_back(id);
+  say(20, ids);
+  for (const uint32_t budget : {3U, 4U, 5U, 100U}) {
+    Collector events;
+    GenerationRequest asked = request(20, 7);
+    asked.starts_in_think = true;
+    asked.thinking_budget = budget;
+    asked.think_end = kThinkEnd;
+    const auto job = submit(asked, events);
+    ASSERT_TRUE(events.wait_end());
+    EXPECT_EQ(events.content(), "yes") << budget;
+    EXPECT_EQ(events.finished()->usage.reasoning_tokens, 4U);
+  }
+}
+
 TEST_F(EngineTest, AStopFoundLateCostsOneDiscardedToken) {
   start();
   say(3, {'a', 'b', kEnd, 'X', 'Y'});

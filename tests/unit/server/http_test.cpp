@@ -36,9 +36,9 @@ TEST(Http, KeepsTheConnectionAndServesWhatIsPipelined) {
   for (int i = 0; i < 5; ++i) {
     const std::string body =
         chat_body(std::string(static_cast<size_t>(i), 'x'), i % 2 == 0 ? "" : R"(,"stream":true)");
-    all += "\r\nPOST /v1/chat/completions HTTP/1.1\r\nContent-Length: " + std::to_string(body.size()) +
-           "\r\n\r\n" + body;
-    all += "GET /health HTTP/1.1\r\n\r\n";
+    all += "\r\nPOST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: " +
+           std::to_string(body.size()) + "\r\n\r\n" + body;
+    all += "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
   }
   ASSERT_TRUE(client.send(all));
   for (int i = 0; i < 5; ++i) {
@@ -119,7 +119,8 @@ TEST(Http, Expect100Continue) {
   Serving serving(hello);
   HttpClient client = serving.client();
   const std::string body = chat_body("hi");
-  const std::string head = "POST /v1/chat/completions HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: ";
+  const std::string head =
+      "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: ";
   ASSERT_TRUE(client.send(head + std::to_string(body.size()) + "\r\n\r\n"));
   EXPECT_EQ(client.reply()->status, 100);
   ASSERT_TRUE(client.send(body));
@@ -149,8 +150,9 @@ TEST(Http, LimitsOfHeaderAndBody) {
   }
   {
     HttpClient client = serving.client();
-    client.send("POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n2000\r\n" +
-                std::string(0x2000, 'x'));
+    client.send(
+        "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n2000\r\n" +
+        std::string(0x2000, 'x'));
     EXPECT_EQ(client.reply()->status, 413);
   }
   {
@@ -160,7 +162,7 @@ TEST(Http, LimitsOfHeaderAndBody) {
   }
   {
     HttpClient client = serving.client();
-    client.send("POST /v1/chat/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1;" +
+    client.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1;" +
                 std::string(400'000, 'x'));
     const std::optional<Reply> reply = client.reply();
     ASSERT_TRUE(reply);
@@ -169,10 +171,36 @@ TEST(Http, LimitsOfHeaderAndBody) {
   EXPECT_EQ(serving.engine().counts().submitted, 0U);
 }
 
+TEST(Http, BodiesTogetherHaveALimit) {
+  ServerOptions options = local_options();
+  options.max_total_body_bytes = 3000;
+  Serving serving(hello, {}, options);
+  HttpClient first = serving.client();
+  const std::string large = chat_body(std::string(5000, 'x'));  // one is taken whatever its size
+  const std::string head = "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: ";
+  ASSERT_TRUE(first.send(head + std::to_string(large.size()) + "\r\n\r\n" + large.substr(0, 100)));
+  HttpClient second = serving.client();
+  std::optional<Reply> refused;
+  for (int i = 0; i < 100 && (!refused || refused->status == 200); ++i) {  // until the first was seen
+    HttpClient other = serving.client();
+    other.post(chat_body("hi"));
+    refused = other.reply();
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  ASSERT_TRUE(refused);
+  EXPECT_EQ(refused->status, 503);
+  EXPECT_EQ(refused->headers.at("retry-after"), "1");
+  EXPECT_EQ(boost::json::parse(refused->body).at("error").at("code"), "too_many_bytes");
+  ASSERT_TRUE(first.send(large.substr(100)));
+  EXPECT_EQ(first.reply()->status, 400) << "too long for the context, but read";
+  second.post(chat_body("hi"));
+  EXPECT_EQ(second.reply()->status, 200) << "there is room again";
+}
+
 TEST(Http, BadRequests) {
   Serving serving(hello);
   for (const char* text : {"nonsense\r\n\r\n", "GET / HTTP/3.0\r\n\r\n",
-                           "POST /v1/chat/completions HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+                           "POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
                            "\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n"}) {
     HttpClient client = serving.client();
     client.send(text);
@@ -283,7 +311,7 @@ TEST(Http, TimeOuts) {
   slow_header.send("GET /health HT");
   EXPECT_EQ(slow_header.reply()->status, 408);
   HttpClient slow_body = serving.client();
-  slow_body.send("POST /v1/chat/completions HTTP/1.1\r\nContent-Length: 100\r\n\r\n{");
+  slow_body.send("POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{");
   EXPECT_EQ(slow_body.reply()->status, 408);
 }
 

@@ -114,6 +114,28 @@ TEST(ChatRequest, EveryNameOfThinking) {
   EXPECT_TRUE(with(R"("chat_template_kwargs":{"add_vision_id":true})").add_vision_id);
 }
 
+TEST(ChatRequest, BudgetsOfThinking) {
+  EXPECT_FALSE(with(R"("n":1)").thinking_budget);
+  EXPECT_EQ(with(R"("thinking_token_budget":100)").thinking_budget, 100U);
+  EXPECT_EQ(with(R"("thinking_budget":0)").thinking_budget, 0U);
+  EXPECT_EQ(with(R"("reasoning_effort":"low")").thinking_budget, 2048U);
+  EXPECT_FALSE(with(R"("reasoning_effort":"high")").thinking_budget);
+  EXPECT_EQ(with(R"("reasoning_effort":"low","thinking_token_budget":7)").thinking_budget, 7U);
+  EXPECT_FALSE(with(R"("reasoning_effort":"low","thinking_token_budget":-1)").thinking_budget);
+  EXPECT_FALSE(with(R"("thinking_token_budget":null)").thinking_budget);
+}
+
+TEST(ChatRequest, IntegersBeyond64Bits) {
+  EXPECT_EQ(with(R"("max_tokens":123456789012345678901234567890)").max_tokens, Limits::kMaxContext);
+  EXPECT_TRUE(with(R"("seed":-123456789012345678901234567890)").seed);
+  const ApiResult<boost::json::value> body =
+      parse_body(R"({"messages":[{"role":"user","content":123456789012345678901}]})");
+  ASSERT_TRUE(body);
+  const ApiResult<ChatRequest> request = parse_chat_request(*body);
+  ASSERT_FALSE(request);
+  EXPECT_NE(request.error().message.find("not a number"), std::string::npos) << request.error().message;
+}
+
 TEST(ChatRequest, ContentInEveryForm) {
   const ChatRequest request = parsed(R"({"messages":[
     {"role":"developer","content":"be brief"},

@@ -61,7 +61,7 @@ TEST(HttpParser, EveryCutGivesTheSameRequest) {
 
 TEST(HttpParser, LeavesTheNextRequestAlone) {
   HttpParser parser(kLimits);
-  const std::string one = "GET /health HTTP/1.1\r\n\r\n";
+  const std::string one = "GET /health HTTP/1.1\r\nHost: x\r\n\r\n";
   EXPECT_EQ(parser.feed(one + one), one.size());
   EXPECT_EQ(parser.state(), HttpParser::State::done);
 }
@@ -74,13 +74,16 @@ TEST(HttpParser, Refusals) {
   };
   EXPECT_EQ(status("nonsense\r\n\r\n"), 400U);
   EXPECT_EQ(status("GET / HTTP/9.9\r\n\r\n"), 400U);
-  EXPECT_EQ(status("GET / HTTP/1.1\r\nbad header\r\n\r\n"), 400U);
-  EXPECT_EQ(status("GET / HTTP/1.1\r\nContent-Length: x\r\n\r\n"), 400U);
-  EXPECT_EQ(status("POST / HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"), 400U);
-  EXPECT_EQ(status("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), 400U);
-  EXPECT_EQ(status("GET / HTTP/1.1\r\nA: " + std::string(2000, 'a')), 431U);
-  EXPECT_EQ(status("POST / HTTP/1.1\r\nContent-Length: 5000\r\n\r\n"), 413U);
-  EXPECT_EQ(status("POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n1389\r\n" + std::string(5001, 'x')),
+  EXPECT_EQ(status("GET / HTTP/1.1\r\nHost: x\r\nbad header\r\n\r\n"), 400U);
+  EXPECT_EQ(status("GET / HTTP/1.1\r\n\r\n"), 400U) << "HTTP/1.1 wants a Host";
+  EXPECT_EQ(status("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"), 400U);
+  EXPECT_EQ(status("GET / HTTP/1.1\r\nHost: x\r\nContent-Length: x\r\n\r\n"), 400U);
+  EXPECT_EQ(status("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab"), 400U);
+  EXPECT_EQ(status("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"), 400U);
+  EXPECT_EQ(status("GET / HTTP/1.1\r\nHost: x\r\nA: " + std::string(2000, 'a')), 431U);
+  EXPECT_EQ(status("POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000\r\n\r\n"), 413U);
+  EXPECT_EQ(status("POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n1389\r\n" +
+                   std::string(5001, 'x')),
             413U);
 }
 
@@ -192,7 +195,10 @@ class Jobs : public testing::Test {
     if (!request) {
       return tl::unexpected<ApiError>(request.error());
     }
-    return make_generation(*request, *tokenizer_, defaults_, {context, 300});
+    PromptRules rules;
+    rules.context = context;
+    rules.vocab = 300;
+    return make_generation(*request, *tokenizer_, defaults_, rules);
   }
   GenerationRequest made(const std::string& fields) {
     ApiResult<GenerationRequest> job = make(R"({"messages":[{"role":"user","content":"hi"}])" + fields + "}");
@@ -299,20 +305,22 @@ TEST_F(Jobs, ATrailingAnswerIsContinuedAfterItsThinking) {
 }
 
 TEST_F(Jobs, TextTools) {
+  ServedModel model;
+  model.tokenizer = tokenizer_.get();
   const auto body = [](const char* text) { return boost::json::parse(text); };
-  EXPECT_EQ(*tokenize_json(body(R"({"content":"<|im_end|>"})"), *tokenizer_), R"({"tokens":[258]})");
-  EXPECT_NE(*tokenize_json(body(R"({"content":"<|im_end|>","parse_special":false})"), *tokenizer_),
+  EXPECT_EQ(*tokenize_json(body(R"({"content":"<|im_end|>"})"), model), R"({"tokens":[258]})");
+  EXPECT_NE(*tokenize_json(body(R"({"content":"<|im_end|>","parse_special":false})"), model),
             R"({"tokens":[258]})");
-  EXPECT_EQ(*tokenize_json(body(R"({"content":"a\u00e9","with_pieces":true})"), *tokenizer_),
+  EXPECT_EQ(*tokenize_json(body(R"({"content":"a\u00e9","with_pieces":true})"), model),
             R"({"tokens":[{"id":97,"piece":"a"},{"id":195,"piece":[195]},{"id":169,"piece":[169]}]})");
-  EXPECT_EQ(*detokenize_json(body(R"({"tokens":[97,258]})"), *tokenizer_), R"({"content":"a<|im_end|>"})");
-  EXPECT_EQ(tokenize_json(body("{}"), *tokenizer_).error().param, "content");
-  EXPECT_EQ(detokenize_json(body(R"({"tokens":[1,"a"]})"), *tokenizer_).error().param, "tokens[1]");
-  EXPECT_EQ(detokenize_json(body(R"({"tokens":[99999]})"), *tokenizer_).error().param, "tokens[0]");
-  EXPECT_NE(apply_template_json(body(R"({"messages":[{"role":"user","content":"hi"}],"tokenize":true})"),
-                                *tokenizer_)
-                ->find("\"tokens\":["),
-            std::string::npos);
+  EXPECT_EQ(*detokenize_json(body(R"({"tokens":[97,258]})"), model), R"({"content":"a<|im_end|>"})");
+  EXPECT_EQ(tokenize_json(body("{}"), model).error().param, "content");
+  EXPECT_EQ(detokenize_json(body(R"({"tokens":[1,"a"]})"), model).error().param, "tokens[1]");
+  EXPECT_EQ(detokenize_json(body(R"({"tokens":[99999]})"), model).error().param, "tokens[0]");
+  EXPECT_NE(
+      apply_template_json(body(R"({"messages":[{"role":"user","content":"hi"}],"tokenize":true})"), model)
+          ->find("\"tokens\":["),
+      std::string::npos);
 }
 
 }  // namespace

@@ -34,6 +34,9 @@ TEST(PythonJson, WritesNumbersAsRepr) {
       {"9223372036854775807", "9223372036854775807"},
       {"-9223372036854775808", "-9223372036854775808"},
       {"18446744073709551615", "18446744073709551615"},
+      {"18446744073709551616", "18446744073709551616"},
+      {"-123456789012345678901234567890", "-123456789012345678901234567890"},
+      {"[123456789012345678901234567890,1]", "[123456789012345678901234567890, 1]"},
       {"-0", "0"},
       {"1.7976931348623157e308", "1.7976931348623157e+308"},
       {"3.141592653589793", "3.141592653589793"},
@@ -51,6 +54,14 @@ TEST(PythonJson, EscapesWhatPythonEscapes) {
   EXPECT_EQ(rewritten(R"("\u0000\u001f\b\f\n\r\t\"\\\/\u007f\u00e9\u2028<&>")"),
             "\"\\u0000\\u001f\\b\\f\\n\\r\\t\\\"\\\\/\x7f\u00e9\u2028<&>\"");
   EXPECT_EQ(rewritten(R"("\ud83d\ude00")"), "\"\U0001F600\"");
+}
+
+TEST(ParseJson, IntegersBeyond64BitsAreNothingElse) {
+  const auto big = parse_json("-123456789012345678901234567890");
+  ASSERT_TRUE(big);
+  EXPECT_EQ(big_integer(*big), "-123456789012345678901234567890");
+  for (const char* text : {"1", "1.5", "{}", "[]", R"({"a":"1"})", R"("12")", "null"})
+    EXPECT_FALSE(big_integer(*parse_json(text))) << text;
 }
 
 TEST(ParseJson, RefusesWhatIsNotJson) {

@@ -36,6 +36,33 @@ std::string refusal(const json::value& file, std::string_view config = "") {
   return loaded ? "" : loaded.error().message;
 }
 
+TEST(Tokenizer, APromptFarBeyondItsLimitIsNotReadToItsEnd) {
+  const auto tokenizer = load(sample());
+  RenderedPrompt prompt;
+  for (int i = 0; i < 1000; ++i) prompt.text += " hello";
+  const Tokenizer::Bounded exact = tokenizer->encode(prompt, 300);
+  EXPECT_TRUE(exact.whole) << "near the limit it is said how many there are";
+  EXPECT_EQ(exact.at_least, 1000U);
+  const Tokenizer::Bounded far = tokenizer->encode(prompt, 10);
+  EXPECT_FALSE(far.whole);
+  EXPECT_GE(far.at_least, 10U);
+  EXPECT_LT(far.ids.size(), 100U);
+  EXPECT_EQ(tokenizer->encode(prompt, 100'000).ids, tokenizer->encode(prompt));
+}
+
+TEST(Tokenizer, AWordThatAloneReachesTheLimitIsNotMerged) {
+  const auto tokenizer = load(sample());
+  RenderedPrompt prompt;
+  while (prompt.text.size() < 100'000) prompt.text += "hello";
+  const Tokenizer::Bounded refused = tokenizer->encode(prompt, 20'000);
+  EXPECT_FALSE(refused.whole);
+  EXPECT_TRUE(refused.ids.empty());
+  EXPECT_EQ(refused.at_least, 20'000U) << "five bytes are the most that a token has";
+  const Tokenizer::Bounded whole = tokenizer->encode(prompt, 20'001);
+  EXPECT_TRUE(whole.whole);
+  EXPECT_EQ(whole.ids.size(), 20'000U);
+}
+
 TEST(Tokenizer, MergesWordsAndFindsAddedTokens) {
   const auto tokenizer = load(sample());
   EXPECT_EQ(tokenizer->encode("hello hello"), (Ids{kHello, kSpaceHello}));
