@@ -184,7 +184,8 @@ def test_reasoning_that_is_sent_back_is_found_again(server):
     kept = {"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]}  # as Codex does
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "4 degrees, rain"}
     second = post(server, {"input": [QUESTION, kept, call, result], "tools": [WEATHER]}).json()["usage"]
-    assert second["input_tokens_details"]["cached_tokens"] >= first["usage"]["input_tokens"]
+    # The opening of the answer may be read again.
+    assert second["input_tokens_details"]["cached_tokens"] >= first["usage"]["input_tokens"] - 64
 
 
 @pytest.mark.parametrize("probe", [[], ""])
