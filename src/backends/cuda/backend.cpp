@@ -9,7 +9,7 @@
 
 #include "backends/cuda/kernels/limits.h"
 #include "backends/cuda/pass.h"
-#include "backends/host/slice_check.h"
+#include "backends/host/pass_check.h"
 #include "base/log.h"
 #include "model/bytes.h"
 #include "weights/bind.h"
@@ -56,8 +56,7 @@ struct CudaBackend::Impl {
     }
   }
 
-  Result<void> check_state(size_t index, const Slice& slice) const;
-  Result<void> check_pass(const Pass& pass) const;
+  std::optional<host::StateFacts> facts_of(const SequenceState* any) const;
   Result<void> settle(PassRecord& record);
   void settle_all();
   uint64_t bytes_read(const PassRecord& record) const;
@@ -220,53 +219,16 @@ Result<std::unique_ptr<SequenceState>> CudaBackend::new_state(uint32_t max_token
   return std::unique_ptr<SequenceState>(std::move(state));
 }
 
-Result<void> CudaBackend::Impl::check_state(size_t index, const Slice& slice) const {
-  const auto* state = dynamic_cast<const CudaState*>(slice.state);
+std::optional<host::StateFacts> CudaBackend::Impl::facts_of(const SequenceState* any) const {
+  const auto* state = dynamic_cast<const CudaState*>(any);
   if (state == nullptr || &state->context() != context.get()) {
-    return fail(ErrorKind::invalid_input, "slice {}: its state is {}", index,
-                slice.state == nullptr ? "absent" : "of another backend or model");
+    return std::nullopt;
   }
-  if (state->flags()->failed) {
-    return fail(ErrorKind::invalid_input,
-                "slice {}: a failed pass left its state unusable: resume a checkpoint or drop it", index);
-  }
-  if (state->provisional()) {
-    return fail(ErrorKind::invalid_input, "slice {}: its state has provisional rows: accept() them first",
-                index);
-  }
-  if (slice.tokens.empty() && !state->samples()) {
-    return fail(ErrorKind::invalid_input, "slice {}: it feeds the token sampled last, but none was sampled",
-                index);
-  }
-  const size_t rows = std::max<size_t>(slice.tokens.size(), 1);
-  if (state->length() + rows > state->max_tokens()) {
-    return fail(ErrorKind::limit, "slice {}: its state holds {} tokens of at most {}: no room for {}", index,
-                state->length(), state->max_tokens(), rows);
-  }
-  return {};
-}
-
-Result<void> CudaBackend::Impl::check_pass(const Pass& pass) const {
-  if (pass.slices.empty()) {
-    return fail(ErrorKind::invalid_input, "a pass needs at least one slice");
-  }
-  size_t rows = 0;
-  for (size_t i = 0; i < pass.slices.size(); ++i) {
-    const Slice& slice = pass.slices[i];
-    LILY_TRY_VOID(check_state(i, slice));
-    LILY_TRY_VOID(host::check_tokens(i, slice, plan));
-    LILY_TRY_VOID(host::check_sampling(i, slice.sampling, plan.shape.vocab));
-    for (size_t other = 0; other < i; ++other) {
-      if (pass.slices[other].state == slice.state) {
-        return fail(ErrorKind::invalid_input, "slices {} and {} use the same state", other, i);
-      }
-    }
-    rows += std::max<size_t>(slice.tokens.size(), 1);
-  }
-  if (rows > plan.max_rows) {
-    return fail(ErrorKind::limit, "a pass has at most {} rows, found {}", plan.max_rows, rows);
-  }
-  return {};
+  return host::StateFacts{.failed = state->flags()->failed,
+                          .provisional = state->provisional(),
+                          .samples = state->samples(),
+                          .length = state->length(),
+                          .max_tokens = state->max_tokens()};
 }
 
 Result<Ticket> CudaBackend::submit(const Pass& pass) {
@@ -277,7 +239,8 @@ Result<Ticket> CudaBackend::submit(const Pass& pass) {
   if (impl.next_submit - impl.next_collect >= kMaxInFlight) {
     return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
   }
-  LILY_TRY_VOID(impl.check_pass(pass));
+  LILY_TRY_VOID(
+      host::check_pass(pass, impl.plan, [&](const SequenceState* state) { return impl.facts_of(state); }));
   const Ticket ticket = impl.next_submit++;
   impl.runner->run(pass, impl.record(ticket), static_cast<uint32_t>(ticket % kMaxInFlight));
   return ticket;

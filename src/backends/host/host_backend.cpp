@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "backends/host/pass.h"
+#include "backends/host/pass_check.h"
 #include "weights/bind.h"
 
 namespace lily::host {
@@ -152,7 +153,17 @@ Result<Ticket> HostBackend::submit(const Pass& pass) {
   if (impl_->next_submit - impl_->next_collect >= kMaxInFlight) {
     return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
   }
-  LILY_TRY_VOID(check_pass(pass, impl_->plan, impl_->layout));
+  LILY_TRY_VOID(check_pass(pass, impl_->plan, [&](const SequenceState* any) -> std::optional<StateFacts> {
+    const auto* state = dynamic_cast<const HostState*>(any);
+    if (state == nullptr || !(state->layout() == impl_->layout)) {
+      return std::nullopt;
+    }
+    return StateFacts{.failed = state->gate()->failure_known,
+                      .provisional = state->provisional(),
+                      .samples = state->samples(),
+                      .length = state->length(),
+                      .max_tokens = state->max_tokens()};
+  }));
   const Ticket ticket = impl_->next_submit++;
   record_pass(pass, impl_->record(ticket));
   {

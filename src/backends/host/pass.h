@@ -32,9 +32,6 @@ struct PassRecord {
   Result<Output> result{};
 };
 
-// Checks a whole pass and changes nothing. A message names the slice by its index in the pass.
-Result<void> check_pass(const Pass& pass, const Plan& plan, const StateLayout& layout);
-
 // Copies a checked pass into `record`, enters the gates of its states and notes it in them.
 void record_pass(const Pass& pass, PassRecord& record);
 

@@ -1,11 +1,12 @@
-// What a pass must keep to, checked before anything of it is done.
+#include "backends/host/pass_check.h"
+
 #include <algorithm>
 #include <cmath>
 
 #include "backends/host/pass.h"
-#include "backends/host/slice_check.h"
 
 namespace lily::host {
+namespace {
 
 Result<void> check_sampling(size_t index, const Sampling& sampling, uint32_t vocab) {
   if (sampling.mode == Sampling::Mode::none) {
@@ -48,6 +49,7 @@ Result<void> check_sampling(size_t index, const Sampling& sampling, uint32_t voc
   return {};
 }
 
+// Ids, rows of logits and the length of a draft.
 Result<void> check_tokens(size_t index, const Slice& slice, const Plan& plan) {
   const size_t rows = std::max<size_t>(slice.tokens.size(), 1);
   if (rows > plan.chunk) {
@@ -71,44 +73,42 @@ Result<void> check_tokens(size_t index, const Slice& slice, const Plan& plan) {
   return {};
 }
 
-namespace {
-
-Result<void> check_state(size_t index, const Slice& slice, const StateLayout& layout) {
-  const auto* state = dynamic_cast<const HostState*>(slice.state);
-  if (state == nullptr || !(state->layout() == layout)) {
+Result<void> check_state(size_t index, const Slice& slice, FactsOf facts_of) {
+  const std::optional<StateFacts> state = facts_of(slice.state);
+  if (!state) {
     return fail(ErrorKind::invalid_input, "slice {}: its state is {}", index,
                 slice.state == nullptr ? "absent" : "of another backend or model");
   }
-  if (state->gate()->failure_known) {
+  if (state->failed) {
     return fail(ErrorKind::invalid_input,
                 "slice {}: a failed pass left its state unusable: resume a checkpoint or drop it", index);
   }
-  if (state->provisional()) {
+  if (state->provisional) {
     return fail(ErrorKind::invalid_input, "slice {}: its state has provisional rows: accept() them first",
                 index);
   }
-  if (slice.tokens.empty() && !state->samples()) {
+  if (slice.tokens.empty() && !state->samples) {
     return fail(ErrorKind::invalid_input, "slice {}: it feeds the token sampled last, but none was sampled",
                 index);
   }
   const size_t rows = std::max<size_t>(slice.tokens.size(), 1);
-  if (state->length() + rows > state->max_tokens()) {
+  if (state->length + rows > state->max_tokens) {
     return fail(ErrorKind::limit, "slice {}: its state holds {} tokens of at most {}: no room for {}", index,
-                state->length(), state->max_tokens(), rows);
+                state->length, state->max_tokens, rows);
   }
   return {};
 }
 
 }  // namespace
 
-Result<void> check_pass(const Pass& pass, const Plan& plan, const StateLayout& layout) {
+Result<void> check_pass(const Pass& pass, const Plan& plan, FactsOf facts_of) {
   if (pass.slices.empty()) {
     return fail(ErrorKind::invalid_input, "a pass needs at least one slice");
   }
   size_t rows = 0;
   for (size_t i = 0; i < pass.slices.size(); ++i) {
     const Slice& slice = pass.slices[i];
-    LILY_TRY_VOID(check_state(i, slice, layout));
+    LILY_TRY_VOID(check_state(i, slice, facts_of));
     LILY_TRY_VOID(check_tokens(i, slice, plan));
     LILY_TRY_VOID(check_sampling(i, slice.sampling, plan.shape.vocab));
     for (size_t other = 0; other < i; ++other) {

@@ -1,9 +1,9 @@
 // Quantised rows against what they stand for, and products of every format against a sum in double of the
 // decoded weights with the quantised rows.
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstring>
+#include <span>
 
 #include "base/aligned.h"
 #include "tests/unit/cpu/isa_param.h"
@@ -105,6 +105,16 @@ MatmulArgs args_of(const PackedMatrix& m, const Inputs& inputs, uint32_t rows, f
           .accumulate = false};
 }
 
+// One row times all outputs.
+std::vector<float> product_of(const Kernels& kernels, const PackedMatrix& m, std::span<const float> x) {
+  Inputs inputs{{}, {}, prepared_bytes(m.input())};
+  inputs.prepared = *AlignedArray<std::byte>::allocate(inputs.stride);
+  kernels.prepare({m.input(), x.data(), inputs.prepared.data()});
+  std::vector<float> y(m.rows);
+  kernels.matmul(args_of(m, inputs, 1, y.data()));
+  return y;
+}
+
 // A prepared row as numbers: what its digits stand for.
 std::vector<double> numbers_of(const std::byte* prepared, const InputFormat& format) {
   std::vector<double> out(format.cols);
@@ -168,12 +178,10 @@ TEST_P(Matmul, EqualsTheSumOfDecodedWeightsInEveryFormat) {
   for (const uint32_t bits : {4U, 8U}) {
     for (const uint32_t group : {32U, 64U, 128U}) {
       for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
-        {
-          for (const uint32_t cols : {128U, 384U, 2048U}) {
-            for (const uint32_t rows : {1U, 3U, 8U}) {
-              const Matrix m(rows == 3 ? 9 : 32, cols, bits, group, type);
-              ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows));
-            }
+        for (const uint32_t cols : {128U, 384U, 2048U}) {
+          for (const uint32_t rows : {1U, 3U, 8U}) {
+            const Matrix m(rows == 3 ? 9 : 32, cols, bits, group, type);
+            ASSERT_NO_FATAL_FAILURE(expect_product(kernels(), m.view(), rows));
           }
         }
       }
@@ -202,93 +210,65 @@ TEST_P(Matmul, TakesAnyNumberOfRowsAndOutputs) {
 // The largest integers that a group can add up to.
 TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
   for (const uint32_t bits : {4U, 8U}) {
-    {
-      for (const float sign : {1.0F, -1.0F}) {
-        std::vector<std::byte> codes(16 * 128 * bits / 8, std::byte{0xff});
-        const std::vector<float> ones(16, 1.0F);
-        AffineMatrix m{.codes = codes.data(),
-                       .scales = reinterpret_cast<const std::byte*>(ones.data()),
-                       .biases = reinterpret_cast<const std::byte*>(ones.data()),
-                       .scale_type = DType::f32,
-                       .rows = 16,
-                       .cols = 128,
-                       .bits = bits,
-                       .group = 128};
-        const Packed packed(m);
-        const std::vector<float> x(128, sign);
-        auto prepared = *AlignedBytes::allocate(prepared_bytes(packed.view().input()));
-        kernels().prepare({packed.view().input(), x.data(), prepared.data()});
-        std::array<float, 16> y{};
-        kernels().matmul({.matrix = &packed.view(),
-                          .x = prepared.data(),
-                          .x_stride = prepared.size(),
-                          .rows = 1,
-                          .begin = 0,
-                          .end = 16,
-                          .y = y.data(),
-                          .y_stride = 16,
-                          .accumulate = false});
-        const float want = sign * 128.0F * static_cast<float>(1U << bits);
-        EXPECT_NEAR(y[3], want, 1e-6 * std::fabs(want)) << bits;
-      }
+    for (const float sign : {1.0F, -1.0F}) {
+      std::vector<std::byte> codes(16 * 128 * bits / 8, std::byte{0xff});
+      const std::vector<float> ones(16, 1.0F);
+      AffineMatrix m{.codes = codes.data(),
+                     .scales = reinterpret_cast<const std::byte*>(ones.data()),
+                     .biases = reinterpret_cast<const std::byte*>(ones.data()),
+                     .scale_type = DType::f32,
+                     .rows = 16,
+                     .cols = 128,
+                     .bits = bits,
+                     .group = 128};
+      const Packed packed(m);
+      const std::vector<float> x(128, sign);
+      const auto y = product_of(kernels(), packed.view(), x);
+      const float want = sign * 128.0F * static_cast<float>(1U << bits);
+      EXPECT_NEAR(y[3], want, 1e-6 * std::fabs(want)) << bits;
     }
   }
 }
 
 TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
-  {
-    const InputFormat format{512, 64};
-    auto x = randoms(512, 3);
-    std::fill_n(x.begin() + 64, 64, 0.0F);     // a group of zeros
-    std::fill_n(x.begin() + 128, 64, 1e-35F);  // whose inverse would overflow
-    for (size_t c = 192; c < 256; ++c) {
-      x[c] *= 1e20F;
+  const InputFormat format{512, 64};
+  auto x = randoms(512, 3);
+  std::fill_n(x.begin() + 64, 64, 0.0F);     // a group of zeros
+  std::fill_n(x.begin() + 128, 64, 1e-35F);  // whose inverse would overflow
+  for (size_t c = 192; c < 256; ++c) {
+    x[c] *= 1e20F;
+  }
+  auto prepared = *AlignedBytes::allocate(prepared_bytes(format));
+  std::memset(prepared.data(), 0xff, prepared.size());
+  kernels().prepare({format, x.data(), prepared.data()});
+  const auto numbers = numbers_of(prepared.data(), format);
+  for (size_t g = 0; g < 8; ++g) {
+    double largest = 0;
+    double sum = 0;
+    for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
+      largest = std::max(largest, std::fabs(double{x[c]}));
+      sum += numbers[c];
     }
-    auto prepared = *AlignedBytes::allocate(prepared_bytes(format));
-    std::memset(prepared.data(), 0xff, prepared.size());
-    kernels().prepare({format, x.data(), prepared.data()});
-    const auto numbers = numbers_of(prepared.data(), format);
-    for (size_t g = 0; g < 8; ++g) {
-      double largest = 0;
-      double sum = 0;
-      for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
-        largest = std::max(largest, std::fabs(double{x[c]}));
-        sum += numbers[c];
-      }
-      const double step = largest / 32512.0;
-      for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
-        EXPECT_NEAR(numbers[c], x[c], step * 0.501 + 1e-30) << c;
-      }
-      const auto found =
-          load_unaligned<float>(prepared.data() + prepared_scales(format) + g * 8 + sizeof(float));
-      EXPECT_NEAR(found, sum, 2 * kUnit * std::fabs(sum)) << g;
+    const double step = largest / 32512.0;
+    for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
+      EXPECT_NEAR(numbers[c], x[c], step * 0.501 + 1e-30) << c;
     }
+    const auto found =
+        load_unaligned<float>(prepared.data() + prepared_scales(format) + g * 8 + sizeof(float));
+    EXPECT_NEAR(found, sum, 2 * kUnit * std::fabs(sum)) << g;
   }
 }
 
 TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
     for (const size_t at : {0U, 77U, 127U}) {
-      {
-        const Matrix m(16, 128, 4, 64, DType::bf16);
-        const Packed packed(m.view());
-        auto x = randoms(128, 3);
-        x[at] = bad;
-        auto prepared = *AlignedBytes::allocate(prepared_bytes(packed.view().input()));
-        kernels().prepare({packed.view().input(), x.data(), prepared.data()});
-        std::array<float, 16> y{};
-        kernels().matmul({.matrix = &packed.view(),
-                          .x = prepared.data(),
-                          .x_stride = prepared.size(),
-                          .rows = 1,
-                          .begin = 0,
-                          .end = 16,
-                          .y = y.data(),
-                          .y_stride = 16,
-                          .accumulate = false});
-        for (const float value : y) {
-          EXPECT_FALSE(std::isfinite(value)) << at;
-        }
+      const Matrix m(16, 128, 4, 64, DType::bf16);
+      const Packed packed(m.view());
+      auto x = randoms(128, 3);
+      x[at] = bad;
+      const auto y = product_of(kernels(), packed.view(), x);
+      for (const float value : y) {
+        EXPECT_FALSE(std::isfinite(value)) << at;
       }
     }
   }
@@ -297,27 +277,24 @@ TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
 // The promise on which "whoever shares the batch" rests, as equality of bits.
 TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
   for (const uint32_t bits : {4U, 8U}) {
-    {
-      const Matrix m(53, 2048, bits, 64, DType::bf16);
-      const Packed packed(m.view());
-      constexpr uint32_t kRows = 101;
-      const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
-      std::vector<float> together(size_t{kRows} * 53);
-      kernels().matmul(args_of(packed.view(), inputs, kRows, together.data()));
-      for (uint32_t row = 0; row < kRows; ++row) {
-        const uint32_t count = std::min(1 + row % 12, kRows - row);  // beside others
-        std::vector<float> some(size_t{count} * 53);
-        for (uint32_t begin = 0; begin < 53; begin += 32) {
-          MatmulArgs args = args_of(packed.view(), inputs, count, some.data());
-          args.x += row * inputs.stride;
-          args.begin = begin;
-          args.end = std::min(begin + 32, 53U);
-          kernels().matmul(args);
-        }
-        ASSERT_EQ(0,
-                  std::memcmp(some.data(), together.data() + size_t{row} * 53, some.size() * sizeof(float)))
-            << row;
+    const Matrix m(53, 2048, bits, 64, DType::bf16);
+    const Packed packed(m.view());
+    constexpr uint32_t kRows = 101;
+    const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
+    std::vector<float> together(size_t{kRows} * 53);
+    kernels().matmul(args_of(packed.view(), inputs, kRows, together.data()));
+    for (uint32_t row = 0; row < kRows; ++row) {
+      const uint32_t count = std::min(1 + row % 12, kRows - row);  // beside others
+      std::vector<float> some(size_t{count} * 53);
+      for (uint32_t begin = 0; begin < 53; begin += 32) {
+        MatmulArgs args = args_of(packed.view(), inputs, count, some.data());
+        args.x += row * inputs.stride;
+        args.begin = begin;
+        args.end = std::min(begin + 32, 53U);
+        kernels().matmul(args);
       }
+      ASSERT_EQ(0, std::memcmp(some.data(), together.data() + size_t{row} * 53, some.size() * sizeof(float)))
+          << row;
     }
   }
 }
