@@ -29,6 +29,9 @@ struct ServeOptions {
   double drain_seconds = 10;
   std::optional<uint64_t> cache_mib;
   uint32_t max_answer = 0;
+  double max_seconds = 0;
+  bool parse_special = false;
+  bool reasoning_twice = false;
   bool no_think = false;
   bool preserve_thinking = false;
   ServerOptions server;
@@ -198,6 +201,9 @@ Result<void> serve(ServeOptions options) {
   attached.tokenizer = served->model.tokenizer.get();
   attached.generation = served->model.generation;
   attached.max_answer = options.max_answer;
+  attached.max_seconds = options.max_seconds;
+  attached.parse_special = options.parse_special;
+  attached.reasoning_twice = options.reasoning_twice;
   attached.enable_thinking = !options.no_think;
   attached.preserve_thinking = options.preserve_thinking;
   server->attach(std::move(attached));
@@ -222,6 +228,13 @@ void add_options(CLI::App& app, ServeOptions& options) {
   app.add_option("--max-answer", options.max_answer,
                  "most tokens of an answer, whatever is asked for; 0 = the context")
       ->check(CLI::Range(0U, Limits::kMaxContext));
+  app.add_option("--max-seconds", options.max_seconds,
+                 "most seconds of a request, waiting included: its answer ends there; 0 = no limit")
+      ->check(number_from(0, 1e6));
+  app.add_flag("--parse-special", options.parse_special,
+               "text of messages such as <|im_end|> becomes control tokens, as with other programs");
+  app.add_flag("--reasoning-twice", options.reasoning_twice,
+               "send the thinking as `reasoning` too, for clients that do not read `reasoning_content`");
   app.add_flag("--no-think", options.no_think, "requests that do not say so are answered without thinking");
   app.add_flag("--preserve-thinking", options.preserve_thinking,
                "requests that do not say so keep the thinking of earlier turns in the prompt");

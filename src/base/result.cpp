@@ -21,6 +21,8 @@ std::string_view to_string(ErrorKind kind) {
       return "out of memory";
     case ErrorKind::cancelled:
       return "cancelled";
+    case ErrorKind::timeout:
+      return "time-out";
     case ErrorKind::internal:
       return "internal error";
   }

@@ -21,6 +21,7 @@ enum class ErrorKind : uint8_t {
   io,             // the operating system refused: errno text is in the message
   out_of_memory,
   cancelled,  // the caller asked for it
+  timeout,    // the time given for it is over
   internal,   // a fault of lily or of the device
 };
 

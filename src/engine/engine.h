@@ -27,7 +27,10 @@ struct GenerationRequest {
   bool starts_in_think = false;  // both from the rendered prompt
   bool continues_text = false;
   uint32_t max_tokens = 0;  // 0 = up to the context
-  Sampling sampling{};      // mode greedy or random; spans are ignored, see logit_bias
+  // From submit() to the end of the answer; 0 = no limit. What is there by then is the answer (`length`);
+  // a job without a token by then fails with ErrorKind::timeout.
+  double max_seconds = 0;
+  Sampling sampling{};  // mode greedy or random; spans are ignored, see logit_bias
   std::vector<LogitBias> logit_bias;
   std::vector<int32_t> stop_ids;     // end the answer; their text is never sent
   std::vector<std::string> stop;     // looked for in content only, never in reasoning
@@ -56,7 +59,7 @@ struct TokenInfo {
 
 enum class FinishReason : uint8_t {
   stop,        // a stop id or a stop string
-  length,      // max_tokens or the context is full
+  length,      // max_tokens or max_seconds are used up, or the context is full
   tool_calls,  // the answer ended with at least one whole tool call
 };
 
@@ -138,6 +141,16 @@ struct CacheMetrics {
   uint64_t bytes = 0;  // of running sequences and kept checkpoints, as EngineOptions::cache_bytes counts
 };
 
+// A sequence that runs.
+struct SequenceMetrics {
+  uint64_t job = 0;            // counted from 1 in the order in which jobs began to run
+  uint32_t prompt_tokens = 0;  // of the prompt,
+  uint32_t cached_tokens = 0;  // of them not computed again,
+  uint32_t read_tokens = 0;    // and kept or computed so far
+  uint32_t sampled_tokens = 0;
+  uint32_t max_tokens = 0;  // of the answer
+};
+
 struct EngineMetrics {
   uint32_t running = 0;
   uint32_t waiting = 0;
@@ -146,6 +159,7 @@ struct EngineMetrics {
   uint64_t passes = 0, bytes_read = 0;                // of the device
   double device_seconds = 0;
   CacheMetrics cache;
+  std::vector<SequenceMetrics> sequences;  // oldest first, as of the last pass
 };
 
 class Engine {

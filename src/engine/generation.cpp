@@ -1,6 +1,7 @@
 #include "engine/generation.h"
 
 #include <algorithm>
+#include <iterator>
 
 #include "sampling/sampler.h"
 
@@ -37,12 +38,22 @@ Generation::Step Generation::push(int32_t token, std::span<const float> logits) 
   // The tokens that open and close the think block belong to it.
   if (was_thinking || parser_.in_think()) ++reasoning_tokens_;
   if (!stopped_ && tokens_ >= max_tokens_) {
-    const bool in_call = parser_.in_call();
-    flush(/*cut=*/true, step.deltas);
-    // Nothing is missing from an answer whose last call is whole.
-    step.end = whole_calls_ > 0 && !in_call ? FinishReason::tool_calls : FinishReason::length;
+    Step last = cut();
+    std::ranges::move(last.deltas, std::back_inserter(step.deltas));
+    step.end = last.end;
+  } else if (stopped_) {
+    step.end = reason_to_stop();
   }
-  if (stopped_) step.end = reason_to_stop();
+  return step;
+}
+
+Generation::Step Generation::cut() {
+  Step step;
+  const bool in_call = parser_.in_call();
+  flush(/*cut=*/true, step.deltas);
+  // Nothing is missing from an answer whose last call is whole.
+  const bool whole = stopped_ || (whole_calls_ > 0 && !in_call);
+  step.end = whole ? reason_to_stop() : FinishReason::length;
   return step;
 }
 

@@ -29,6 +29,9 @@ class Generation {
   // The next token of the answer. `logits`: the row it was sampled from, when the request asks for logprobs.
   Step push(int32_t token, std::span<const float> logits);
 
+  // The end of an answer that is cut off here: what is held back, and why it ends.
+  Step cut();
+
   uint32_t tokens() const { return tokens_; }
   bool in_think() const { return parser_.in_think(); }
   uint32_t reasoning_tokens() const { return reasoning_tokens_; }

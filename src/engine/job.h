@@ -17,6 +17,11 @@ class JobRecord {
 
   const GenerationRequest request;
   const EngineClock::time_point submitted;
+  // Whether GenerationRequest::max_seconds have passed.
+  bool overdue(EngineClock::time_point now) const {
+    return request.max_seconds > 0 &&
+           std::chrono::duration<double>(now - submitted).count() >= request.max_seconds;
+  }
 
   // Both on the device thread. An event of a cancelled job is dropped; a sink that throws cancels its job.
   void send(Event event);

@@ -1,6 +1,7 @@
 #include "engine/mailbox.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace lily {
 
@@ -97,6 +98,17 @@ std::shared_ptr<JobRecord> Mailbox::next() {
   return job;
 }
 
+std::vector<std::shared_ptr<JobRecord>> Mailbox::take_overdue(EngineClock::time_point now) {
+  std::vector<std::shared_ptr<JobRecord>> overdue;
+  const std::lock_guard lock(mutex_);
+  const auto late = [now](const std::shared_ptr<JobRecord>& job) { return job->overdue(now); };
+  std::ranges::copy_if(waiting_, std::back_inserter(overdue), late);
+  std::erase_if(waiting_, late);
+  metrics_.waiting = static_cast<uint32_t>(waiting_.size());
+  metrics_.running += static_cast<uint32_t>(overdue.size());
+  return overdue;
+}
+
 bool Mailbox::watch(PassWatch& pass) {
   const std::lock_guard lock(mutex_);
   // An earlier pass of a cancelled job may have been dropped, and its state with it.
@@ -141,9 +153,10 @@ void Mailbox::count_pass(const Output& output) {
   metrics_.device_seconds += output.seconds;
 }
 
-void Mailbox::report(const CacheMetrics& cache) {
+void Mailbox::report(const CacheMetrics& cache, std::vector<SequenceMetrics> sequences) {
   const std::lock_guard lock(mutex_);
   metrics_.cache = cache;
+  metrics_.sequences = std::move(sequences);
 }
 
 }  // namespace lily

@@ -47,13 +47,15 @@ class Mailbox {
   // Blocks while there is nothing to do, which is when `busy` is false and no job waits.
   Orders wait(bool busy);
   std::shared_ptr<JobRecord> next();  // the oldest waiting job, counted as running from now; or none
+  // Waiting jobs whose time is over, counted as running from now.
+  std::vector<std::shared_ptr<JobRecord>> take_overdue(EngineClock::time_point now);
   // Before a pass is submitted. False: one of its jobs was cancelled since it was planned; plan again.
   [[nodiscard]] bool watch(PassWatch& pass);
   void unwatch(PassWatch& pass);
   void count(JobEnd end);
   void count_tokens(uint64_t prompt, uint64_t completion);
   void count_pass(const Output& output);
-  void report(const CacheMetrics& cache);
+  void report(const CacheMetrics& cache, std::vector<SequenceMetrics> sequences);
 
  private:
   void cancel_unwanted_passes();

@@ -24,6 +24,12 @@ Error shutting_down() {
   return {ErrorKind::cancelled, "the engine is shutting down: the request was not finished", {}};
 }
 
+Error out_of_time(const JobRecord& job, std::string_view where) {
+  return {ErrorKind::timeout,
+          fmt::format("the request was {} when its {:g} seconds were over", where, job.request.max_seconds),
+          {}};
+}
+
 }  // namespace
 
 Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& plan, const Tokenizer& tokenizer,
@@ -48,6 +54,7 @@ void Runner::run() {
 }
 
 void Runner::step() {
+  end_overdue();
   sweep();
   admit();
   keep_at_stops();
@@ -67,6 +74,7 @@ void Runner::admit() {
       continue;
     }
     (*session)->last_turn = passes_;
+    (*session)->number = ++jobs_;
     (*session)->start();
     running_.push_back(*std::move(session));
   }
@@ -96,6 +104,23 @@ Result<std::unique_ptr<SequenceState>> Runner::fresh_state() {
   return state;
 }
 
+// Jobs that wait are looked at too: they wait only while others run, so this is called often enough.
+void Runner::end_overdue() {
+  const EngineClock::time_point now = EngineClock::now();
+  for (const std::shared_ptr<JobRecord>& job : mailbox_.take_overdue(now)) {
+    job->end(Failed{out_of_time(*job, "still waiting for its turn")});
+    mailbox_.count(JobEnd::failed);
+  }
+  for (auto& session : running_) {
+    if (!session->wanted() || !session->job().overdue(now)) continue;
+    if (session->cut_off()) {
+      mailbox_.count(session->job().cancelled() ? JobEnd::cancelled : JobEnd::finished);
+    } else {
+      fail_session(*session, out_of_time(session->job(), "still being read"));
+    }
+  }
+}
+
 // Lets go of sessions that want nothing more, once the device does not hold them either.
 void Runner::sweep() {
   for (auto& session : running_) {
@@ -108,7 +133,15 @@ void Runner::sweep() {
       session.reset();
     }
   }
-  std::erase(running_, nullptr);
+  if (std::erase(running_, nullptr) > 0) report();
+}
+
+void Runner::report() {
+  std::vector<SequenceMetrics> sequences;
+  for (const auto& session : running_) {
+    if (session->wanted()) sequences.push_back(session->metrics());
+  }
+  mailbox_.report(keeper_->metrics(), std::move(sequences));
 }
 
 // What was read and answered is kept. There is no truncate(): a used state starts again from the empty
@@ -258,7 +291,7 @@ void Runner::take(Flight& flight, Result<Output> output) {
     }
   }
   keeper_->computed(tokens);
-  mailbox_.report(keeper_->metrics());
+  report();
 }
 
 void Runner::fail_session(Session& session, Error error) {

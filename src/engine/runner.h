@@ -39,6 +39,8 @@ class Runner {
   void keep_at_stops();
   Result<std::unique_ptr<SequenceState>> fresh_state();
   void sweep();
+  void end_overdue();
+  void report();
   void reuse(Session& session);
   void end_all();
   void fail_all(const Error& error);
@@ -59,6 +61,7 @@ class Runner {
   std::vector<std::unique_ptr<Session>> running_;  // ended ones stay until no pass holds them
   std::deque<std::unique_ptr<Flight>> flights_;    // oldest first
   uint64_t passes_ = 0;                            // submitted
+  uint64_t jobs_ = 0;                              // admitted
 };
 
 }  // namespace lily

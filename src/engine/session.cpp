@@ -105,6 +105,15 @@ void Session::start() {
   job_->send(Started{reuse_});
 }
 
+SequenceMetrics Session::metrics() const {
+  return {.job = number,
+          .prompt_tokens = static_cast<uint32_t>(job_->request.prompt.size()),
+          .cached_tokens = reuse_.cached,
+          .read_tokens = absorbed_,
+          .sampled_tokens = generation_.tokens(),
+          .max_tokens = max_tokens_};
+}
+
 Result<void> Session::take(const Assignment& assignment, const SliceOutput& output, uint32_t vocab) {
   const auto prompt = static_cast<uint32_t>(job_->request.prompt.size());
   if (assignment.rows > 0) {
@@ -137,6 +146,14 @@ Result<void> Session::take(const Assignment& assignment, const SliceOutput& outp
   for (Delta& delta : step.deltas) job_->send(std::move(delta));
   if (step.end) finish(*step.end);
   return {};
+}
+
+bool Session::cut_off() {
+  if (generation_.tokens() == 0) return false;
+  Generation::Step step = generation_.cut();
+  for (Delta& delta : step.deltas) job_->send(std::move(delta));
+  finish(*step.end);
+  return true;
 }
 
 void Session::finish(FinishReason reason) {

@@ -40,6 +40,7 @@ class Session {
   std::span<const int32_t> absorbed_tokens();
 
   void start();  // sends Started
+  SequenceMetrics metrics() const;
   // What a pass sampled, wanted or not; -1 = nothing.
   void sampled(int32_t token) {
     if (token >= 0) sampled_.push_back(token);
@@ -47,10 +48,13 @@ class Session {
   // Takes what a pass gave for `assignment` and sends what follows from it. Not after the end.
   // The error, if any, has not been sent.
   Result<void> take(const Assignment& assignment, const SliceOutput& output, uint32_t vocab);
+  // The time of its job is over: ends it with what there is. False when there is nothing yet.
+  bool cut_off();
   bool wanted() const { return job_->wanted(); }
   uint32_t passes_in_flight = 0;  // submitted passes that hold a slice of this session
   bool state_failed = false;      // the state must not be used again
   uint64_t last_turn = 0;         // see SequenceProgress
+  uint64_t number = 0;            // see SequenceMetrics
   // Counted since the last look: what metrics add up.
   uint64_t new_prompt_tokens = 0;
   uint64_t new_tokens = 0;

@@ -151,8 +151,9 @@ class EventStream {
 
   // What `batch` brings, ready to be written; empty when it brings nothing to send.
   std::string frame(const EventChannel::Batch& batch) {
-    std::string begin = open_ || !brings_text(batch) ? std::string() : door_.stream_begin();
-    std::string events;
+    std::string events = batch.progress ? door_.stream_progress(*batch.progress) : std::string();
+    const bool begins = !open_ && (brings_text(batch) || !events.empty());
+    const std::string begin = begins ? door_.stream_begin() : std::string();
     for (const Delta& delta : batch.deltas) {
       events += door_.stream_delta(delta);
     }

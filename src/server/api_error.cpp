@@ -84,6 +84,12 @@ ApiError from_error(const Error& error) {
       return out;
     case ErrorKind::cancelled:
       return shutting_down();
+    case ErrorKind::timeout:
+      out.status = 503;
+      out.type = "server_error";
+      out.code = "timeout";
+      out.retry_after = 1;
+      return out;
     case ErrorKind::io:
     case ErrorKind::out_of_memory:
     case ErrorKind::internal:

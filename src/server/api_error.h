@@ -34,8 +34,8 @@ ApiError context_exceeded(uint64_t prompt_tokens, uint64_t context, bool whole =
 ApiError loading();         // 503
 ApiError shutting_down();   // 503
 ApiError too_many_bytes();  // 503: the bodies of all requests together are too large for now
-// An error of a library of lily met while serving: what the client did is 400, a full queue 429, the rest
-// 500.
+// An error of a library of lily met while serving: what the client did is 400, a full queue 429, a request
+// whose time is over 503, the rest 500.
 ApiError from_error(const Error& error);
 
 // At most 1,000 bytes of `text`: an error repeats what was wrong, and a client that sent megabytes there does

@@ -1,5 +1,7 @@
 #include "server/chat.h"
 
+#include <chrono>
+
 #include "server/jobs.h"
 #include "server/sse.h"
 
@@ -26,7 +28,15 @@ class ChatDoor final : public Door {
     head_.model = request->model.empty() ? model.name : request->model;
     head_.usage = request->include_usage;
     head_.logprobs = request->logprobs.has_value();
+    head_.functions = request->functions;
+    head_.reasoning_twice = model.reasoning_twice;
+    progress_ = request->progress;
     return PreparedRequest{std::move(*made), request->stream};
+  }
+
+  void started(const PromptReuse& reuse) override {
+    cached_ = reuse.cached;
+    started_ = Clock::now();
   }
 
   std::string whole(const Answer& answer, const Finished& finished) override {
@@ -44,17 +54,28 @@ class ChatDoor final : public Door {
     return events;
   }
   std::string stream_end(const Finished& finished) override {
-    std::string events = sse_data(finish_chunk(head_, finished.reason));
+    std::string events = sse_data(finish_chunk(head_, finished));
     if (head_.usage) {
       events += sse_data(usage_chunk(head_, finished.usage));
     }
     return events + sse_done();
   }
+  std::string stream_progress(const PromptProgress& progress) override {
+    if (!progress_) {
+      return {};
+    }
+    const double seconds = std::chrono::duration<double>(Clock::now() - started_).count();
+    return sse_data(progress_chunk(head_, progress, cached_, seconds));
+  }
   std::string stream_failure(const ApiError& error) override { return sse_data(to_json(error)); }
   std::string stream_keep_alive() override { return sse_comment("keep-alive"); }
 
  private:
+  using Clock = std::chrono::steady_clock;
   AnswerHead head_;
+  bool progress_ = false;
+  uint32_t cached_ = 0;
+  Clock::time_point started_ = Clock::now();
 };
 
 }  // namespace

@@ -205,6 +205,18 @@ void parse_message(const json::value& value, const std::string& path, std::vecto
   messages.push_back(std::move(message));
 }
 
+// What every declared function must have.
+void check_function(const Fields& function) {
+  const std::optional<std::string> name = function.string("name");
+  if (!name || name->empty()) {
+    function.faults().add(
+        function.path("name"),
+        fmt::format("'{}' is missing; expected the name of the function.", function.path("name")));
+  }
+  static_cast<void>(function.string("description"));
+  static_cast<void>(function.object("parameters"));
+}
+
 }  // namespace
 
 json::object call_arguments(const json::value* arguments) {
@@ -277,16 +289,29 @@ json::array parse_tools(const Fields& request) {
                  fmt::format("'{}' is missing; expected an object.", tool.path("function")));
       break;
     }
-    const Fields function(*object, tool.path("function"), faults);
-    const std::optional<std::string> name = function.string("name");
-    if (!name || name->empty()) {
-      faults.add(function.path("name"),
-                 fmt::format("'{}' is missing; expected the name of the function.", function.path("name")));
-    }
-    static_cast<void>(function.string("description"));
-    static_cast<void>(function.object("parameters"));
+    check_function(Fields(*object, tool.path("function"), faults));
   }
   return faults.any() ? json::array{} : *array;
+}
+
+json::array parse_functions(const Fields& request) {
+  json::array tools;
+  const json::array* array = request.array("functions");
+  if (array == nullptr) {
+    return tools;
+  }
+  Faults& faults = request.faults();
+  for (size_t i = 0; i < array->size() && !faults.any(); ++i) {
+    const std::string path = at("functions", i);
+    const json::value& value = (*array)[i];
+    if (!value.is_object()) {
+      faults.add(path, fmt::format("'{}' must be an object, not {}.", path, json_kind(value)));
+      break;
+    }
+    check_function(Fields(value.get_object(), path, faults));
+    tools.push_back(json::object{{"type", "function"}, {"function", value}});
+  }
+  return faults.any() ? json::array{} : tools;
 }
 
 }  // namespace lily

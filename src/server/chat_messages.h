@@ -22,5 +22,7 @@ boost::json::object call_arguments(const boost::json::value* arguments);
 
 // `tools`, each as it was sent: they are rendered, so the order of their keys is kept.
 boost::json::array parse_tools(const Fields& request);
+// `functions`, which is what they were called before, as tools.
+boost::json::array parse_functions(const Fields& request);
 
 }  // namespace lily

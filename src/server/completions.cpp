@@ -144,9 +144,13 @@ ApiResult<GenerationRequest> make_completion(const CompletionRequest& request, c
                                               bias.token, plan.shape.vocab)));
     }
   }
-  const uint32_t room = plan.context - static_cast<uint32_t>(out.prompt.size());
+  uint32_t room = plan.context - static_cast<uint32_t>(out.prompt.size());
+  if (model.max_answer > 0) {
+    room = std::min(room, model.max_answer);
+  }
   out.continues_text = true;  // nothing in it is reasoning
   out.max_tokens = std::min(fields.max_tokens.value_or(kDefaultTokens), room);
+  out.max_seconds = model.max_seconds;
   out.sampling = resolve_sampling(fields, model.generation);
   out.logit_bias = fields.logit_bias;
   out.stop_ids = model.generation.stop_ids;

@@ -37,6 +37,11 @@ class Door {
   // Server-sent events, framed. stream_begin() comes once, before the first of the others.
   virtual std::string stream_begin() = 0;
   virtual std::string stream_delta(const Delta& delta) = 0;
+  // How far reading the prompt is; empty when the client did not ask for it.
+  virtual std::string stream_progress(const PromptProgress& progress) {
+    static_cast<void>(progress);
+    return {};
+  }
   virtual std::string stream_end(const Finished& finished) = 0;
   virtual std::string stream_failure(const ApiError& error) = 0;  // the connection is closed after it
   virtual std::string stream_keep_alive() = 0;                    // in a long silence

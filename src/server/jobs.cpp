@@ -61,6 +61,9 @@ ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request, const Prompt
   if (!rendered) {
     return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
   }
+  if (rules.parse_special) {
+    rendered->literal.clear();
+  }
   return std::move(*rendered);
 }
 
@@ -69,6 +72,8 @@ PromptRules rules_of(const ServedModel& model) {
   return {.context = plan.context,
           .vocab = plan.shape.vocab,
           .max_answer = model.max_answer,
+          .max_seconds = model.max_seconds,
+          .parse_special = model.parse_special,
           .enable_thinking = model.enable_thinking,
           .preserve_thinking = model.preserve_thinking};
 }
@@ -103,6 +108,7 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   out.starts_in_think = rendered->starts_in_think;
   out.continues_text = rendered->continues_text;
   out.max_tokens = std::min(request.max_tokens.value_or(room), room);
+  out.max_seconds = rules.max_seconds;
   if (const std::optional<int32_t> close = tokenizer.id_of("</think>")) {
     out.think_end = *close;
     out.thinking_budget = request.thinking_budget;

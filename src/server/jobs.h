@@ -12,9 +12,11 @@ namespace lily {
 
 // What requests are resolved against.
 struct PromptRules {
-  uint32_t context = 0;     // tokens of prompt and answer
-  uint32_t vocab = 0;       // ids below it may be biased
-  uint32_t max_answer = 0;  // tokens; 0 = what the context leaves
+  uint32_t context = 0;        // tokens of prompt and answer
+  uint32_t vocab = 0;          // ids below it may be biased
+  uint32_t max_answer = 0;     // tokens; 0 = what the context leaves
+  double max_seconds = 0;      // of a request, waiting included; 0 = no limit
+  bool parse_special = false;  // the text of messages may hold control tokens
   bool enable_thinking = true;
   bool preserve_thinking = false;
 };

@@ -45,17 +45,21 @@ struct ChatRequest {
 
   std::shared_ptr<const ToolSchemas> tools;  // null: none were sent
   GenerationRequest::Calls calls = GenerationRequest::Calls::many;
+  bool functions = false;  // tools came as `functions`: a call is answered in that form
+  bool progress = false;   // of reading the prompt is wanted in the stream
 };
 
 ApiResult<ChatRequest> parse_chat_request(const boost::json::value& body);
 
 // What every piece of one answer has in common.
 struct AnswerHead {
-  std::string id;         // "chatcmpl-..."
-  int64_t created = 0;    // seconds since 1970
-  std::string model;      // as the client called it
-  bool logprobs = false;  // asked for
-  bool usage = false;     // stream_options.include_usage
+  std::string id;                // "chatcmpl-..."
+  int64_t created = 0;           // seconds since 1970
+  std::string model;             // as the client called it
+  bool logprobs = false;         // asked for
+  bool usage = false;            // stream_options.include_usage
+  bool functions = false;        // a call is `function_call`, not `tool_calls`
+  bool reasoning_twice = false;  // as `reasoning_content` and as `reasoning`
 };
 
 // The whole answer of a request that is not streamed: Deltas joined, then Finished.
@@ -70,6 +74,8 @@ struct Answer {
 std::string completion_json(const AnswerHead& head, const Answer& answer, const Finished& finished);
 
 boost::json::object usage_json(const Usage& usage);
+// As llama.cpp's server has them: milliseconds, tokens and rates of prompt and answer.
+boost::json::object timings_json(const Usage& usage);
 // {"token", "logprob", "bytes", "top_logprobs"} of each.
 boost::json::array tokens_json(const std::vector<TokenInfo>& tokens);
 
@@ -79,9 +85,12 @@ std::string_view to_string(FinishReason reason);
 // Chunks of a stream, each the JSON of one SSE event.
 std::string role_chunk(const AnswerHead& head);                       // the first
 std::string delta_chunk(const AnswerHead& head, const Delta& delta);  // reasoning or content
+// How far reading the prompt is: `cached` of its tokens were kept, `seconds` since it began.
+std::string progress_chunk(const AnswerHead& head, const PromptProgress& progress, uint32_t cached,
+                           double seconds);
 // Of a call: its name and id, then parts of its arguments. Empty when there is nothing to say.
 std::vector<std::string> call_chunks(const AnswerHead& head, const ToolCallDelta& call);
-std::string finish_chunk(const AnswerHead& head, FinishReason reason);
+std::string finish_chunk(const AnswerHead& head, const Finished& finished);
 std::string usage_chunk(const AnswerHead& head, const Usage& usage);  // after the finish, if asked for
 
 // GET /v1/models and /v1/models/{id}.

@@ -233,28 +233,32 @@ bool declares(const json::array& tools, std::string_view name) {
   });
 }
 
-// The name in {"type": "function", "function": {"name"}}; a fault when it is not one.
-std::string chosen_tool(const Fields& fields, const json::object& choice) {
-  const Fields outer(choice, "tool_choice", fields.faults());
-  static_cast<void>(outer.string("type"));
-  const json::object* function = outer.object("function");
+// The name in {"type": "function", "function": {"name"}}, or in {"name"} of `function_call`; a fault when it
+// is not one.
+std::string chosen_tool(const Fields& fields, std::string_view key, const json::object& choice) {
+  const Fields outer(choice, std::string(key), fields.faults());
+  const bool legacy = key == "function_call";
+  const json::object* function = legacy ? &choice : outer.object("function");
   if (function == nullptr) {
-    fields.faults().add("tool_choice.function", "'tool_choice.function' is missing; expected an object.");
+    fields.faults().add(outer.path("function"),
+                        fmt::format("'{}' is missing; expected an object.", outer.path("function")));
     return {};
   }
-  const Fields inner(*function, "tool_choice.function", fields.faults());
+  const Fields inner(*function, legacy ? std::string(key) : outer.path("function"), fields.faults());
   const std::optional<std::string> name = inner.string("name");
   if (!name) {
-    fields.faults().add("tool_choice.function.name", "'tool_choice.function.name' is missing.");
+    fields.faults().add(inner.path("name"), fmt::format("'{}' is missing.", inner.path("name")));
   }
   return name.value_or("");
 }
 
-void parse_tool_choice(const Fields& fields, ChatRequest& request) {
-  const json::value* choice = fields.find("tool_choice");
+// `key`: tool_choice, or function_call beside `functions`.
+void parse_tool_choice(const Fields& fields, std::string_view key, ChatRequest& request) {
+  const json::value* choice = fields.find(key);
   if (choice == nullptr) {
     return;
   }
+  const std::string param(key);
   constexpr std::string_view kNotYet = "needs constrained decoding, which this server does not have yet";
   if (choice->is_string()) {
     const json::string& word = choice->get_string();
@@ -262,42 +266,50 @@ void parse_tool_choice(const Fields& fields, ChatRequest& request) {
       request.conversation.tools.clear();  // a model that does not know of tools does not call them
       request.calls = GenerationRequest::Calls::dropped;  // unless it saw calls earlier in the conversation
     } else if (word == "required") {
-      fields.faults().add("tool_choice", fmt::format("'tool_choice' 'required' {}.", kNotYet));
+      fields.faults().add(param, fmt::format("'{}' 'required' {}.", key, kNotYet));
     } else if (word != "auto") {
-      fields.faults().add("tool_choice",
-                          fmt::format("'tool_choice' is '{}'; expected 'auto', 'none', 'required' "
-                                      "or a function.",
-                                      std::string_view(word.data(), word.size())));
+      fields.faults().add(param, fmt::format("'{}' is '{}'; expected 'auto', 'none', 'required' "
+                                             "or a function.",
+                                             key, std::string_view(word.data(), word.size())));
     }
     return;
   }
   if (!choice->is_object()) {
-    fields.faults().add("tool_choice", fmt::format("'tool_choice' must be a string or an object, not {}.",
-                                                   json_kind(*choice)));
+    fields.faults().add(param,
+                        fmt::format("'{}' must be a string or an object, not {}.", key, json_kind(*choice)));
     return;
   }
-  const std::string name = chosen_tool(fields, choice->get_object());
+  const std::string name = chosen_tool(fields, key, choice->get_object());
   if (fields.faults().any()) {
     return;
   }
-  fields.faults().add("tool_choice",
-                      declares(request.conversation.tools, name)
-                          ? fmt::format("'tool_choice' of a named function {}.", kNotYet)
-                          : fmt::format("'tool_choice' names '{}', which is not in 'tools'.", name));
+  fields.faults().add(param, declares(request.conversation.tools, name)
+                                 ? fmt::format("'{}' of a named function {}.", key, kNotYet)
+                                 : fmt::format("'{}' names '{}', which is not among the tools.", key, name));
 }
 
 void parse_tools_fields(const Fields& fields, ChatRequest& request) {
   request.conversation.tools = parse_tools(fields);
+  json::array functions = parse_functions(fields);
+  if (!functions.empty()) {
+    if (!request.conversation.tools.empty()) {
+      fields.faults().add("functions",
+                          "'functions' and 'tools' are two names of the same: send one of them.");
+    }
+    request.conversation.tools = std::move(functions);
+    request.functions = true;
+  }
   if (!request.conversation.tools.empty()) {
     request.tools = std::make_shared<const ToolSchemas>(request.conversation.tools);
   }
   if (!fields.boolean("parallel_tool_calls").value_or(true)) {
     request.calls = GenerationRequest::Calls::one;
   }
-  parse_tool_choice(fields, request);
-  const json::array* functions = fields.array("functions");
-  if (functions != nullptr && !functions->empty()) {
-    fields.faults().add("functions", "'functions' is not supported; send 'tools' instead.");
+  if (request.functions) {
+    request.calls = GenerationRequest::Calls::one;  // the answer has room for one
+    parse_tool_choice(fields, "function_call", request);
+  } else {
+    parse_tool_choice(fields, "tool_choice", request);
   }
 }
 
@@ -337,6 +349,7 @@ ApiResult<ChatRequest> parse_chat_request(const json::value& body) {
   request.conversation.messages = parse_messages(fields);
   parse_tools_fields(fields, request);
   request.stream = fields.boolean("stream").value_or(false);
+  request.progress = fields.boolean("return_progress").value_or(false);
   if (const json::object* options = fields.object("stream_options")) {
     const Fields inner(*options, "stream_options", faults);
     request.include_usage = inner.boolean("include_usage").value_or(false);

@@ -46,6 +46,25 @@ json::object usage_json(const Usage& usage) {
   return out;
 }
 
+json::object timings_json(const Usage& usage) {
+  // The rate of n tokens, or steps between them, in so many seconds; 0 where nothing was measured.
+  const auto rate = [](double n, double seconds) { return n > 0 && seconds > 0 ? n / seconds : 0.0; };
+  const auto per_token = [](double n, double seconds) { return n > 0 ? 1000 * seconds / n : 0.0; };
+  const double computed = usage.prompt_tokens - usage.cached_tokens;
+  const double steps = usage.completion_tokens > 0 ? usage.completion_tokens - 1.0 : 0.0;  // after the first
+  json::object out;
+  out["cache_n"] = usage.cached_tokens;
+  out["prompt_n"] = usage.prompt_tokens - usage.cached_tokens;
+  out["prompt_ms"] = 1000 * usage.prefill_seconds;
+  out["prompt_per_token_ms"] = per_token(computed, usage.prefill_seconds);
+  out["prompt_per_second"] = rate(computed, usage.prefill_seconds);
+  out["predicted_n"] = usage.completion_tokens;
+  out["predicted_ms"] = 1000 * usage.decode_seconds;
+  out["predicted_per_token_ms"] = per_token(steps, usage.decode_seconds);
+  out["predicted_per_second"] = rate(steps, usage.decode_seconds);
+  return out;
+}
+
 json::array tokens_json(const std::vector<TokenInfo>& tokens) {
   json::array out;
   out.reserve(tokens.size());
@@ -90,8 +109,8 @@ json::object head_json(const AnswerHead& head, std::string_view object) {
   return out;
 }
 
-std::string chunk(const AnswerHead& head, json::object delta, json::value logprobs,
-                  json::value finish_reason) {
+json::object chunk_json(const AnswerHead& head, json::object delta, json::value logprobs,
+                        json::value finish_reason) {
   json::object choice;
   choice["index"] = 0;
   choice["delta"] = std::move(delta);
@@ -104,7 +123,12 @@ std::string chunk(const AnswerHead& head, json::object delta, json::value logpro
   if (head.usage) {
     out["usage"] = nullptr;
   }
-  return json::serialize(out);
+  return out;
+}
+
+std::string chunk(const AnswerHead& head, json::object delta, json::value logprobs,
+                  json::value finish_reason) {
+  return json::serialize(chunk_json(head, std::move(delta), std::move(logprobs), std::move(finish_reason)));
 }
 
 json::object card_json(const ModelCard& card) {
@@ -121,30 +145,34 @@ json::object card_json(const ModelCard& card) {
   return out;
 }
 
+json::object function_json(const std::string& name, const std::string& arguments) {
+  json::object function;
+  if (!name.empty()) {
+    function["name"] = name;
+  }
+  function["arguments"] = arguments;
+  return function;
+}
+
 json::array calls_json(const AnswerHead& head, const std::vector<ParsedCall>& calls) {
   json::array out;
   for (size_t i = 0; i < calls.size(); ++i) {
     if (!calls[i].complete) {  // cut off: there is nothing that could be called
       continue;
     }
-    json::object function;
-    function["name"] = calls[i].name;
-    function["arguments"] = calls[i].arguments;
     json::object call;
     call["id"] = call_id(head, static_cast<uint32_t>(i));
     call["type"] = "function";
-    call["function"] = std::move(function);
+    call["function"] = function_json(calls[i].name, calls[i].arguments);
     out.emplace_back(std::move(call));
   }
   return out;
 }
 
-std::string call_chunk(const AnswerHead& head, json::object call) {
-  json::array calls;
-  calls.emplace_back(std::move(call));
-  json::object delta;
-  delta["tool_calls"] = std::move(calls);
-  return chunk(head, std::move(delta), nullptr, nullptr);
+json::value reason_json(const AnswerHead& head, FinishReason reason) {
+  const bool legacy = head.functions && reason == FinishReason::tool_calls;
+  const std::string_view word = legacy ? "function_call" : to_string(reason);
+  return json::string(word.data(), word.size());
 }
 
 }  // namespace
@@ -188,22 +216,27 @@ std::string completion_json(const AnswerHead& head, const Answer& answer, const 
       answer.content.empty() && !calls.empty() ? json::value(nullptr) : json::value(answer.content);
   if (!answer.reasoning.empty()) {
     message["reasoning_content"] = answer.reasoning;
+    if (head.reasoning_twice) {
+      message["reasoning"] = answer.reasoning;
+    }
   }
-  if (!calls.empty()) {
+  if (!calls.empty() && head.functions) {
+    message["function_call"] = calls.front().get_object().at("function");
+  } else if (!calls.empty()) {
     message["tool_calls"] = std::move(calls);
   }
-  const std::string_view reason = to_string(finished.reason);
   json::object choice;
   choice["index"] = 0;
   choice["message"] = std::move(message);
   choice["logprobs"] = head.logprobs ? logprobs_json(answer.content_logprobs, answer.reasoning_logprobs)
                                      : json::value(nullptr);
-  choice["finish_reason"] = json::string(reason.data(), reason.size());
+  choice["finish_reason"] = reason_json(head, finished.reason);
   json::array choices;
   choices.emplace_back(std::move(choice));
   json::object out = head_json(head, "chat.completion");
   out["choices"] = std::move(choices);
   out["usage"] = usage_json(finished.usage);
+  out["timings"] = timings_json(finished.usage);
   return json::serialize(out);
 }
 
@@ -219,6 +252,9 @@ std::string delta_chunk(const AnswerHead& head, const Delta& delta) {
   json::object out;
   if (thinking) {
     out["reasoning_content"] = delta.reasoning;
+    if (head.reasoning_twice) {
+      out["reasoning"] = delta.reasoning;
+    }
   } else {
     out["content"] = delta.content;
   }
@@ -232,31 +268,48 @@ std::string delta_chunk(const AnswerHead& head, const Delta& delta) {
 
 std::vector<std::string> call_chunks(const AnswerHead& head, const ToolCallDelta& call) {
   std::vector<std::string> chunks;
+  const auto add = [&](json::object function) {
+    json::object delta;
+    if (head.functions) {
+      delta["function_call"] = std::move(function);
+      chunks.push_back(chunk(head, std::move(delta), nullptr, nullptr));
+      return;
+    }
+    json::object piece;
+    piece["index"] = call.index;
+    if (function.contains("name")) {
+      piece["id"] = call_id(head, call.index);
+      piece["type"] = "function";
+    }
+    piece["function"] = std::move(function);
+    json::array calls;
+    calls.emplace_back(std::move(piece));
+    delta["tool_calls"] = std::move(calls);
+    chunks.push_back(chunk(head, std::move(delta), nullptr, nullptr));
+  };
   if (!call.name.empty()) {
-    json::object function;
-    function["name"] = call.name;
-    function["arguments"] = "";
-    json::object first;
-    first["index"] = call.index;
-    first["id"] = call_id(head, call.index);
-    first["type"] = "function";
-    first["function"] = std::move(function);
-    chunks.push_back(call_chunk(head, std::move(first)));
+    add(function_json(call.name, ""));
   }
   if (!call.arguments.empty()) {
-    json::object function;
-    function["arguments"] = call.arguments;
-    json::object next;
-    next["index"] = call.index;
-    next["function"] = std::move(function);
-    chunks.push_back(call_chunk(head, std::move(next)));
+    add(function_json("", call.arguments));
   }
   return chunks;
 }
 
-std::string finish_chunk(const AnswerHead& head, FinishReason reason) {
-  const std::string_view word = to_string(reason);
-  return chunk(head, json::object{}, nullptr, json::string(word.data(), word.size()));
+std::string progress_chunk(const AnswerHead& head, const PromptProgress& progress, uint32_t cached,
+                           double seconds) {
+  json::object out = chunk_json(head, json::object{}, nullptr, nullptr);
+  out["prompt_progress"] = json::object{{"total", progress.total},
+                                        {"cache", cached},
+                                        {"processed", progress.done},
+                                        {"time_ms", 1000 * seconds}};
+  return json::serialize(out);
+}
+
+std::string finish_chunk(const AnswerHead& head, const Finished& finished) {
+  json::object out = chunk_json(head, json::object{}, nullptr, reason_json(head, finished.reason));
+  out["timings"] = timings_json(finished.usage);
+  return json::serialize(out);
 }
 
 std::string usage_chunk(const AnswerHead& head, const Usage& usage) {

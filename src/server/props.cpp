@@ -32,14 +32,25 @@ json::object params_json(const ServedModel& model) {
   return out;
 }
 
-json::object slot_json(const ServedModel& model, uint32_t id, bool busy) {
+// `running`: null for a slot that is free.
+json::object slot_json(const ServedModel& model, uint32_t id, const SequenceMetrics* running) {
   json::object out;
   out["id"] = id;
-  out["id_task"] = -1;
+  out["id_task"] = running != nullptr ? static_cast<int64_t>(running->job) : -1;
   out["n_ctx"] = model.engine->plan().context;
   out["speculative"] = false;
-  out["is_processing"] = busy;
+  out["is_processing"] = running != nullptr;
   out["params"] = params_json(model);
+  if (running != nullptr) {
+    out["n_prompt_tokens"] = running->prompt_tokens;
+    out["n_prompt_tokens_processed"] = running->read_tokens - running->cached_tokens;
+    out["n_prompt_tokens_cache"] = running->cached_tokens;
+    json::object next;
+    next["has_next_token"] = true;
+    next["n_remain"] = running->max_tokens - running->sampled_tokens;
+    next["n_decoded"] = running->sampled_tokens;
+    out["next_token"] = json::array{std::move(next)};
+  }
   return out;
 }
 
@@ -48,7 +59,7 @@ json::object slot_json(const ServedModel& model, uint32_t id, bool busy) {
 std::string props_json(const ServedModel& model) {
   const std::vector<int32_t>& stops = model.generation.stop_ids;
   json::object out;
-  out["default_generation_settings"] = slot_json(model, 0, false);
+  out["default_generation_settings"] = slot_json(model, 0, nullptr);
   out["total_slots"] = model.engine->plan().sequences;
   out["model_alias"] = model.name;
   out["model_path"] = model.name;
@@ -61,10 +72,10 @@ std::string props_json(const ServedModel& model) {
 }
 
 std::string slots_json(const ServedModel& model) {
-  const uint32_t running = model.engine->metrics().running;
+  const std::vector<SequenceMetrics> running = model.engine->metrics().sequences;
   json::array out;
   for (uint32_t id = 0; id < model.engine->plan().sequences; ++id) {
-    out.emplace_back(slot_json(model, id, id < running));
+    out.emplace_back(slot_json(model, id, id < running.size() ? &running[id] : nullptr));
   }
   return json::serialize(out);
 }

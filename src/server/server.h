@@ -51,8 +51,11 @@ struct ServedModel {
   std::string name;  // the id of /v1/models
   Engine* engine = nullptr;
   const Tokenizer* tokenizer = nullptr;
-  GenerationConfig generation;  // defaults of absent fields, and the ids that end an answer
-  uint32_t max_answer = 0;      // tokens; 0 = what the context leaves
+  GenerationConfig generation;   // defaults of absent fields, and the ids that end an answer
+  uint32_t max_answer = 0;       // tokens; 0 = what the context leaves
+  double max_seconds = 0;        // of a request, waiting included; 0 = no limit
+  bool parse_special = false;    // the text of messages may hold control tokens
+  bool reasoning_twice = false;  // the thinking is sent as `reasoning` too
   // What a request does that does not say so.
   bool enable_thinking = true;
   bool preserve_thinking = false;

@@ -126,6 +126,7 @@ ApiResult<std::string> apply_template_json(const json::value& body, const Served
   PromptRules rules;
   rules.enable_thinking = model.enable_thinking;
   rules.preserve_thinking = model.preserve_thinking;
+  rules.parse_special = model.parse_special;
   const ApiResult<RenderedPrompt> prompt = render_prompt(*request, rules);
   if (!prompt) {
     return tl::unexpected<ApiError>(prompt.error());

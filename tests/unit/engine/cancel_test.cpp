@@ -36,6 +36,71 @@ TEST_F(EngineTest, CancelWhileQueued) {
   EXPECT_EQ(control->states_made, 1);
 }
 
+TEST_F(EngineTest, AnAnswerWhoseTimeIsOverEndsWithWhatThereIs) {
+  control->pass_time = std::chrono::milliseconds(1);
+  start({.context = 65536, .sequences = 2, .chunk = 16});
+  GenerationRequest asked = request(3, 0);
+  asked.max_seconds = 0.1;
+  Collector events, other;
+  const auto companion = submit(request(3, 0), other);
+  const auto job = submit(asked, events);
+  ASSERT_TRUE(events.wait_end());
+  ASSERT_TRUE(events.finished());
+  EXPECT_EQ(events.finished()->reason, FinishReason::length);
+  EXPECT_GT(events.finished()->usage.completion_tokens, 0U);
+  EXPECT_FALSE(events.content().empty());
+  events.expect_order();
+  ASSERT_TRUE(other.wait_for<Delta>(other.all<Delta>().size() + 3));  // the other one goes on
+  companion->cancel();
+  wait_idle(*engine);
+  EXPECT_EQ(engine->metrics().jobs_finished, 1U);
+}
+
+TEST_F(EngineTest, TimeThatIsOverBeforeTheFirstTokenIsAFailure) {
+  control->pass_time = std::chrono::milliseconds(2);
+  start({.context = 65536, .sequences = 1, .chunk = 16});
+  Collector running, reading, waiting;
+  GenerationRequest long_prompt = request(60000, 1);
+  long_prompt.max_seconds = 0.1;
+  const auto first = submit(long_prompt, reading);
+  GenerationRequest queued = request(3, 1);
+  queued.max_seconds = 0.05;
+  const auto second = submit(queued, waiting);
+  ASSERT_TRUE(waiting.wait_end());
+  ASSERT_TRUE(waiting.failed());
+  EXPECT_EQ(waiting.failed()->kind, ErrorKind::timeout);
+  EXPECT_THAT(waiting.failed()->message, testing::HasSubstr("still waiting"));
+  ASSERT_TRUE(reading.wait_end());
+  ASSERT_TRUE(reading.failed());
+  EXPECT_THAT(reading.failed()->message, testing::HasSubstr("still being read when its 0.1 seconds"));
+  const auto third = submit(request(3, 2), running);  // the place is free again
+  ASSERT_TRUE(running.wait_end());
+  EXPECT_TRUE(running.finished());
+  wait_idle(*engine);
+  EXPECT_EQ(engine->metrics().jobs_failed, 2U);
+}
+
+TEST_F(EngineTest, MetricsTellHowFarEachSequenceIs) {
+  control->pass_time = std::chrono::milliseconds(1);
+  start({.context = 4096, .sequences = 2, .chunk = 16});
+  Collector events;
+  const auto job = submit(request(40, 100), events);
+  ASSERT_TRUE(events.wait_for<Delta>(3));
+  const std::vector<SequenceMetrics> running = engine->metrics().sequences;
+  ASSERT_EQ(running.size(), 1U);
+  EXPECT_EQ(running[0].job, 1U);
+  EXPECT_EQ(running[0].prompt_tokens, 40U);
+  EXPECT_EQ(running[0].read_tokens, 40U);
+  EXPECT_GE(running[0].sampled_tokens, 2U);
+  EXPECT_EQ(running[0].max_tokens, 100U);
+  job->cancel();
+  wait_idle(*engine);
+  for (int i = 0; i < 20000 && !engine->metrics().sequences.empty(); ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_TRUE(engine->metrics().sequences.empty());
+}
+
 TEST_F(EngineTest, CancelInPrefillStopsWithinOneStep) {
   control->pass_time = std::chrono::milliseconds(2);
   start({.context = 65536, .sequences = 2, .chunk = 16});

@@ -203,6 +203,19 @@ TEST(ChatRequest, TrailingAssistantIsContinued) {
   EXPECT_TRUE(call.add_generation_prompt);
 }
 
+TEST(ChatRequest, FunctionsAreTools) {
+  const ChatRequest request = parsed(R"({"messages":[{"role":"user","content":"a"}],
+    "functions":[{"name":"f","parameters":{"type":"object"}}],"function_call":"auto"})");
+  EXPECT_TRUE(request.functions);
+  EXPECT_EQ(request.calls, GenerationRequest::Calls::one);
+  EXPECT_EQ(json::value(request.conversation.tools),
+            json::parse(R"([{"type":"function","function":{"name":"f","parameters":{"type":"object"}}}])"));
+  const ChatRequest none = parsed(R"({"messages":[{"role":"user","content":"a"}],
+    "functions":[{"name":"f"}],"function_call":"none"})");
+  EXPECT_TRUE(none.conversation.tools.empty());
+  EXPECT_EQ(none.calls, GenerationRequest::Calls::dropped);
+}
+
 TEST(ChatRequest, LoneSurrogatesAreReadAsReplacements) {
   const ChatRequest request =
       parsed(R"({"messages":[{"role":"user","content":"a\ud83d b\ude00 c\ud83d\ude00 \\ud83d \ud83dA"}]})");
@@ -219,11 +232,17 @@ Usage usage() {
   usage.cached_tokens = 4;
   usage.completion_tokens = 5;
   usage.reasoning_tokens = 3;
+  usage.prefill_seconds = 1.5;
+  usage.decode_seconds = 2;  // from the first of five tokens to the last
   return usage;
 }
 
 constexpr char kUsage[] =
     R"({"prompt_tokens":10,"completion_tokens":5,"total_tokens":15,"prompt_tokens_details":{"cached_tokens":4},"completion_tokens_details":{"reasoning_tokens":3}})";
+
+constexpr char kTimings[] =
+    R"({"cache_n":4,"prompt_n":6,"prompt_ms":1500.0,"prompt_per_token_ms":250.0,"prompt_per_second":4.0,
+    "predicted_n":5,"predicted_ms":2000.0,"predicted_per_token_ms":500.0,"predicted_per_second":2.0})";
 
 TEST(Answers, Whole) {
   Answer answer;
@@ -234,7 +253,7 @@ TEST(Answers, Whole) {
   EXPECT_EQ(value, json::parse(R"({"id":"id1","object":"chat.completion","created":17,"model":"m",
     "system_fingerprint":"lily","choices":[{"index":0,"message":{"role":"assistant","content":"yes",
     "reasoning_content":"hmm"},"logprobs":null,"finish_reason":"stop"}],"usage":)" +
-                               std::string(kUsage) + "}"));
+                               std::string(kUsage) + R"(,"timings":)" + kTimings + "}"));
 }
 
 TEST(Answers, WithoutContentTheKeyIsThere) {
@@ -254,13 +273,60 @@ TEST(Answers, Chunks) {
     "delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}]})"));
   EXPECT_EQ(delta_of(delta_chunk(head(), {"r", "", {}})), json::parse(R"({"reasoning_content":"r"})"));
   EXPECT_EQ(delta_of(delta_chunk(head(), {"", "c", {}})), json::parse(R"({"content":"c"})"));
-  const json::value last = json::parse(finish_chunk(head(), FinishReason::length));
+  const json::value last = json::parse(finish_chunk(head(), {FinishReason::length, "", usage()}));
+  EXPECT_EQ(last.at("timings"), json::parse(kTimings));
   EXPECT_EQ(last.at("choices").at(0).at("finish_reason"), "length");
   EXPECT_EQ(last.at("choices").at(0).at("delta"), json::object());
   EXPECT_FALSE(last.as_object().contains("usage"));
   const json::value counted = json::parse(usage_chunk(head(false, true), usage()));
   EXPECT_EQ(counted.at("choices"), json::array());
   EXPECT_EQ(counted.at("usage"), json::parse(kUsage));
+}
+
+TEST(Answers, NothingMeasuredIsZero) {
+  const json::object timings = timings_json(Usage{});
+  for (const json::key_value_pair& entry : timings) {
+    EXPECT_EQ(entry.value().to_number<double>(), 0) << entry.key();
+  }
+}
+
+TEST(Answers, ProgressOfThePrompt) {
+  const json::value chunk = json::parse(progress_chunk(head(), {.done = 7, .total = 10}, 4, 0.5));
+  EXPECT_EQ(chunk.at("prompt_progress"),
+            json::parse(R"({"total":10,"cache":4,"processed":7,"time_ms":500.0})"));
+  EXPECT_EQ(chunk.at("choices").at(0).at("delta"), json::object());
+}
+
+TEST(Answers, CallsInTheFirstFormOfTheApi) {
+  AnswerHead legacy = head();
+  legacy.functions = true;
+  Answer answer;
+  Delta call;
+  call.call = ToolCallDelta{.index = 0, .name = "f", .arguments = "{\"a\":1}", .complete = true};
+  const std::vector<std::string> chunks = call_chunks(legacy, *call.call);
+  ASSERT_EQ(chunks.size(), 2U);
+  EXPECT_EQ(delta_of(chunks[0]), json::parse(R"({"function_call":{"name":"f","arguments":""}})"));
+  EXPECT_EQ(delta_of(chunks[1]), json::parse(R"({"function_call":{"arguments":"{\"a\":1}"}})"));
+  answer.add(call);
+  const Finished finished{FinishReason::tool_calls, "", usage()};
+  const json::value whole = json::parse(completion_json(legacy, answer, finished));
+  const json::value& choice = whole.at("choices").at(0);
+  EXPECT_EQ(choice.at("finish_reason"), "function_call");
+  EXPECT_EQ(choice.at("message"), json::parse(R"({"role":"assistant","content":null,
+    "function_call":{"name":"f","arguments":"{\"a\":1}"}})"));
+  EXPECT_EQ(json::parse(finish_chunk(legacy, finished)).at("choices").at(0).at("finish_reason"),
+            "function_call");
+}
+
+TEST(Answers, ThinkingUnderBothNames) {
+  AnswerHead twice = head();
+  twice.reasoning_twice = true;
+  EXPECT_EQ(delta_of(delta_chunk(twice, {"r", "", {}})),
+            json::parse(R"({"reasoning_content":"r","reasoning":"r"})"));
+  Answer answer;
+  answer.add({"r", "", {}});
+  const json::value whole = json::parse(completion_json(twice, answer, {FinishReason::stop, "", usage()}));
+  EXPECT_EQ(whole.at("choices").at(0).at("message").at("reasoning"), "r");
 }
 
 TEST(Answers, Logprobs) {
