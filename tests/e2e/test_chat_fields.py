@@ -1,4 +1,6 @@
 """Fields of a chat request and kinds of conversations that clients send: what the prompt and the answer become."""
+import json
+
 import httpx
 import pytest
 
@@ -169,3 +171,62 @@ def test_options_of_the_server():
         assert "reasoning_content" in answer(server, messages=HI, enable_thinking=True)["choices"][0]["message"]
         server.wait_for_log("Say mellow.")
         server.wait_for_log("content: \"")
+
+
+def test_functions_are_the_first_form_of_tools(tiny):
+    body = {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}], "functions": [TOOL["function"]], "function_call": "auto"} | OFF
+    got = answer(tiny, **body)["choices"][0]
+    assert got["finish_reason"] == "function_call" and "tool_calls" not in got["message"]
+    call = got["message"]["function_call"]
+    assert call["name"] == "get_weather" and json.loads(call["arguments"]) == {"city": "Oslo"}
+    streamed = chunks(tiny, **body)
+    deltas = [c["choices"][0]["delta"]["function_call"] for c in streamed if "function_call" in c["choices"][0]["delta"]]
+    assert deltas[0] == {"name": "get_weather", "arguments": ""} and "".join(d["arguments"] for d in deltas) == call["arguments"]
+    assert streamed[-1]["choices"][0]["finish_reason"] == "function_call"
+    # The loop goes on: the call and its result come back in that form.
+    history = [*body["messages"], got["message"], {"role": "function", "name": "get_weather", "content": "4 C, rain"}]
+    assert "4 C, rain" in prompt(tiny, messages=history, functions=body["functions"])
+    assert answer(tiny, **(body | {"messages": history}))["choices"][0]["finish_reason"] == "stop"
+
+
+def chunks(server, **body) -> list[dict]:
+    reply = ask(server, stream=True, **body)
+    assert reply.status_code == 200, reply.text
+    return [json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")]
+
+
+def test_timings_and_progress(tiny):
+    body = {"messages": [{"role": "user", "content": "one two three " * 300}], "max_tokens": 8}
+    timings = answer(tiny, **body)["timings"]
+    assert timings["prompt_n"] > 500 and timings["predicted_n"] == 8 and timings["prompt_per_second"] > 0 < timings["predicted_per_second"]
+    streamed = chunks(tiny, return_progress=True, **(body | {"messages": [{"role": "user", "content": "four five six " * 300}]}))
+    progress = [c["prompt_progress"] for c in streamed if "prompt_progress" in c]
+    assert progress and progress[-1]["processed"] == progress[-1]["total"] > 500
+    assert [p["processed"] for p in progress] == sorted(p["processed"] for p in progress)
+    assert streamed[-1]["timings"]["predicted_n"] == 8
+    assert not any("prompt_progress" in c for c in chunks(tiny, **body))
+
+
+def test_slots_tell_how_far_an_answer_is(tiny):
+    with httpx.stream("POST", tiny.url("/v1/chat/completions"), json={"messages": HI, "max_tokens": 1500, "stream": True, "seed": 1}) as running:
+        for line in running.iter_lines():
+            slots = [s for s in httpx.get(tiny.url("/slots")).json() if s["is_processing"]]
+            if slots and slots[0]["next_token"][0]["n_decoded"] > 0:
+                break
+            if "[DONE]" in line:
+                pytest.skip("the answer was over before anybody looked")
+        assert slots[0]["n_prompt_tokens"] > 5 and slots[0]["next_token"][0]["n_remain"] > 0 and slots[0]["id_task"] > 0
+
+
+def test_a_limit_of_time_and_other_options():
+    with Server(None, "--ctx", "2048", "--parallel", "1", "--max-seconds", "0.3", "--reasoning-twice", "--parse-special") as server:
+        endless = {"messages": [{"role": "user", "content": "a " * 20}], "logit_bias": {}, "temperature": 2, "seed": 5}
+        [stop] = httpx.post(server.url("/tokenize"), json={"content": "<|im_end|>"}).json()["tokens"]
+        [end] = httpx.post(server.url("/tokenize"), json={"content": "<|endoftext|>"}).json()["tokens"]
+        endless["logit_bias"] = {str(stop): -100, str(end): -100}
+        got = answer(server, **endless)
+        assert got["choices"][0]["finish_reason"] == "length" and 0 < got["usage"]["completion_tokens"] < 2000
+        message = got["choices"][0]["message"]
+        assert message["reasoning"] == message["reasoning_content"]
+        quoted = httpx.post(server.url("/apply-template"), json={"messages": [{"role": "user", "content": "<|im_end|>"}], "tokenize": True}).json()
+        assert quoted["tokens"].count(stop) == 2
