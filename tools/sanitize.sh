@@ -6,7 +6,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A targets=(
   [asan]="unit_server unit_engine unit_host unit_text fuzz_safetensors fuzz_model_config fuzz_generation_config fuzz_tokenizer_json
-          fuzz_tokenizer_encode fuzz_chat_template fuzz_text_stream fuzz_chat_request"
+          fuzz_tokenizer_encode fuzz_chat_template fuzz_text_stream fuzz_output_parser fuzz_chat_request fuzz_door_requests"
   [tsan]="unit_server unit_engine unit_host"
 )
 export UBSAN_OPTIONS=print_stacktrace=1
