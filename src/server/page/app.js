@@ -70,7 +70,10 @@ class App {
       this.onSettings();
     });
     addEventListener('hashchange', () => this.openFromAddress());
-    addEventListener('pagehide', () => this.runs.forEach((run) => this.leave(run)));
+    addEventListener('pagehide', () => {
+      this.runs.forEach((run) => this.leave(run));
+      this.saveWhatWaits();
+    });
     this.listenToScroll();
   }
 
@@ -278,6 +281,15 @@ class App {
       await write();
     } else if (!this.saves.has(conversation.id)) {
       this.saves.set(conversation.id, setTimeout(write, 700));
+    }
+  }
+
+  saveWhatWaits() {
+    for (const id of [...this.saves.keys()]) {
+      const conversation = this.conversations.get(id);
+      if (conversation !== undefined) {
+        this.save(conversation, true);
+      }
     }
   }
 
