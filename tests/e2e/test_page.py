@@ -116,6 +116,23 @@ def test_stop_ends_the_generation_in_the_server(model, browser):
         server.wait_for_log("finish=cancelled")
 
 
+def test_a_tool_loop_with_the_model(browser):
+    with Server(None, "--ctx", "2048") as server:  # an address of its own: the tools are kept by the browser
+        browser.open(server.url("/"))
+        browser.one("#open-settings").click()
+        browser.one("#tools-example").click()
+        browser.keys(Keys.ESCAPE)
+        browser.say("What is the weather in Oslo?")
+        browser.wait(lambda: browser.all(".call"), "a call", 60)
+        browser.wait_for_answer(60)
+        assert browser.text(".call .name") == "get_weather" and "Oslo" in browser.text(".call pre")
+        browser.one(".call textarea").send_keys('{"temperature": 4, "sky": "rain"}')
+        browser.keys(Keys.ENTER)
+        browser.wait(lambda: "4" in browser.text(".assistant > .markdown"), "an answer made of the result", 60)
+        browser.wait_for_answer(60)
+        assert len(browser.all(".call")) == 1
+
+
 def test_the_key_is_asked_for_and_kept(browser):
     with Server(None, "--api-key", "sesame", "--ctx", "1024") as server:
         browser.open(server.url("/"))
