@@ -5,6 +5,8 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <optional>
+#include <span>
 #include <system_error>
 #include <thread>
 #include <vector>
@@ -39,6 +41,44 @@ unsigned usable_cores() {
   return std::max(1U, std::thread::hardware_concurrency());
 }
 
+// The pieces [begin, end) that a worker has before it, in one word.
+class alignas(64) Range {
+ public:
+  static constexpr uint64_t kMost = (uint64_t{1} << 32) - 1;
+  Range() = default;
+  Range(const Range&) {}  // for a vector of them, before they are used
+
+  void set(uint64_t begin, uint64_t end) { word_.store(begin << 32 | end, std::memory_order_relaxed); }
+
+  std::optional<uint64_t> take_first() {
+    uint64_t word = word_.load(std::memory_order_relaxed);
+    while (begin(word) < end(word)) {
+      if (word_.compare_exchange_weak(word, word + (uint64_t{1} << 32), std::memory_order_relaxed)) {
+        return begin(word);
+      }
+    }
+    return std::nullopt;
+  }
+
+  // Of an empty range: takes the back half of another's.
+  bool take_half(Range& from) {
+    uint64_t word = from.word_.load(std::memory_order_relaxed);
+    while (begin(word) < end(word)) {
+      const uint64_t middle = begin(word) + (end(word) - begin(word)) / 2;
+      if (from.word_.compare_exchange_weak(word, begin(word) << 32 | middle, std::memory_order_relaxed)) {
+        set(middle, end(word));
+        return true;
+      }
+    }
+    return false;
+  }
+
+ private:
+  static uint64_t begin(uint64_t word) { return word >> 32; }
+  static uint64_t end(uint64_t word) { return word & kMost; }
+  std::atomic<uint64_t> word_{0};
+};
+
 // Jobs follow each other within microseconds, so all that a job needs is one word:
 //   number of the job | closed | workers inside.
 // A worker that sees a new number enters while the job is open. The caller closes the job when no work is
@@ -50,6 +90,7 @@ struct ThreadPool::Impl {
   static constexpr uint64_t kNextJob = uint64_t{1} << 17;
 
   std::vector<std::thread> threads;
+  std::vector<Range> ranges;  // of for_each, one per worker
   std::atomic<uint64_t> gate{kClosed};
   std::atomic<unsigned> missing{0};  // workers that have not run the current job, where all must
   std::atomic<unsigned> sleepers{0};
@@ -161,6 +202,7 @@ ThreadPool::ThreadPool(unsigned threads) : impl_(std::make_unique<Impl>()) {
   } catch (const std::system_error&) {
     // The system refuses more threads: the team is those it gave. size() tells.
   }
+  impl_->ranges.resize(size());
 }
 
 ThreadPool::~ThreadPool() {
@@ -175,18 +217,34 @@ unsigned ThreadPool::size() const { return static_cast<unsigned>(impl_->threads.
 
 void ThreadPool::run(FunctionRef<void(unsigned)> job) { impl_->run(job, true); }
 
+// Each worker begins with a range of its own and goes through it in order, so that it reads memory in one
+// stream; one that has none left takes the back half of another's.
 void ThreadPool::for_each(size_t count, size_t grain, FunctionRef<void(size_t, size_t)> body) {
   grain = std::max<size_t>(grain, 1);
-  if (size() == 1 || count <= grain) {
+  const size_t pieces = count / grain + (count % grain != 0 ? 1 : 0);
+  if (size() == 1 || pieces <= 1 || pieces > Range::kMost) {
     if (count > 0) {
       body(0, count);
     }
     return;
   }
-  std::atomic<size_t> next{0};
-  const auto job = [&](unsigned) {
-    for (size_t begin = next.fetch_add(grain); begin < count; begin = next.fetch_add(grain)) {
-      body(begin, std::min(count, begin + grain));
+  const std::span<Range> ranges(impl_->ranges);
+  for (size_t worker = 0; worker < ranges.size(); ++worker) {
+    ranges[worker].set(pieces * worker / ranges.size(), pieces * (worker + 1) / ranges.size());
+  }
+  const auto job = [&](unsigned worker) {
+    Range& own = ranges[worker];
+    for (;;) {
+      for (auto piece = own.take_first(); piece; piece = own.take_first()) {
+        body(*piece * grain, std::min(count, (*piece + 1) * grain));
+      }
+      size_t victim = 1;
+      while (victim < ranges.size() && !own.take_half(ranges[(worker + victim) % ranges.size()])) {
+        ++victim;
+      }
+      if (victim == ranges.size()) {
+        return;
+      }
     }
   };
   impl_->run(job, false);

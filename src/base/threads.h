@@ -26,7 +26,8 @@ class ThreadPool {
   // An exception of any worker is rethrown in the caller after all have finished.
   void run(FunctionRef<void(unsigned worker)> job);
 
-  // Splits [0, count) into pieces of `grain` handed out dynamically. Use it only where a piece's result does
+  // Splits [0, count) into pieces of `grain`, handed out so that a worker gets neighbouring ones as long as
+  // all have work. Use it only where a piece's result does
   // not depend on which worker computes it (no shared sums): then the result is the same for any number of
   // threads.
   void for_each(size_t count, size_t grain, FunctionRef<void(size_t begin, size_t end)> body);

@@ -25,29 +25,56 @@ static_assert(kQwen36.q_heads == kGroupHeads * kQwen36.kv_heads &&
 // Tokens of one key-value block (backends/host/state.h): the step of the online softmax.
 inline constexpr uint32_t kAttendTokens = 64;
 
-// A prepared (quantised) row: per group its digits, the highest of all inputs first, each `group` signed
-// bytes, of every 8 the 4 even ones before the 4 odd ones. Then per group the scale and the sum of what the
-// digits stand for. 64-byte aligned and padded.
+// A prepared (quantised) row is words of four signed bytes: per group its digits, the highest of all inputs
+// first, of every 8 inputs the 4 even ones before the 4 odd ones. Then per group two words: the scale and the
+// sum of what the digits stand for, as floats.
 //   x[c] ~ scale * (256 * digit0[c] + digit1[c])
 // A group with an input that is not finite has a scale that is not a number.
-static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes
+//
+// Rows that are multiplied together lie in panels, their words interleaved: word w of row r of a panel of R
+// rows is word w * R + r. A panel takes the bytes of its rows, 64-byte aligned and padded.
+static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes, of a row by itself
   return size_t{f.cols} * kDigits;
 }
 static constexpr size_t prepared_bytes(const InputFormat& f) {
   return (prepared_scales(f) + f.cols / f.group * 2 * sizeof(float) + 63) / 64 * 64;
 }
+
+// How rows are cut into panels of at most `most`: as few as possible, and as even.
+struct Panels {
+  uint32_t count;
+  uint32_t least;  // rows of a panel
+  uint32_t more;   // so many panels, the first, have one row more
+};
+static constexpr Panels panels_of(uint32_t rows, uint32_t most) {
+  const uint32_t count = (rows + most - 1) / most;
+  const uint32_t least = count == 0 ? 0 : rows / count;
+  return {count, least, rows - count * least};
+}
+static constexpr uint32_t rows_of_panel(const Panels& p, uint32_t panel) {
+  return p.least + (panel < p.more ? 1 : 0);
+}
+static constexpr uint32_t panel_begin(const Panels& p, uint32_t panel) {  // its first row
+  return panel * p.least + (panel < p.more ? panel : p.more);
+}
+static constexpr uint32_t panel_of_row(const Panels& p, uint32_t row) {
+  const uint32_t in_larger = p.more * (p.least + 1);
+  return row < in_larger ? row / (p.least + 1) : p.more + (row - in_larger) / p.least;
+}
+
 struct PrepareArgs {
   InputFormat format;
   const float* x;  // [cols]
-  std::byte* out;  // [prepared_bytes(format)]
+  std::byte* out;  // the row's first word
+  uint32_t panel;  // rows of its panel
 };
 
 // y[i][o] (+)= sum over groups g of scale[o][g] * (q[o]·x[i])_g + bias[o][g] * (sum of x[i])_g, for outputs
 // [begin, end), the groups in order. The products of codes and digits are integers and exact.
 struct MatmulArgs {
   const PackedMatrix* matrix;  // of one expert
-  const std::byte* x;          // prepared rows
-  size_t x_stride;             // bytes from one prepared row to the next
+  const std::byte* x;          // prepared rows in panels_of(rows, Kernels::panel_rows)
+  size_t x_stride;             // bytes of a prepared row
   uint32_t rows;
   uint32_t begin;  // outputs; a multiple of kBlockOutputs
   uint32_t end;
@@ -114,6 +141,7 @@ inline constexpr size_t kPeakSink = 192;
 
 struct Kernels {
   std::string_view name;
+  uint32_t panel_rows;  // of the largest panel
   void (*prepare)(const PrepareArgs& args);
   void (*matmul)(const MatmulArgs& args);
   void (*rms_norm)(const NormArgs& args);

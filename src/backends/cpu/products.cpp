@@ -8,18 +8,19 @@
 namespace lily::cpu {
 namespace {
 
-// Work that a thread takes at a time, in bytes of weights read for up to 8 rows: enough to hide the hand-over
-// and to read a long stretch of memory, little enough to balance.
-constexpr size_t kPieceBytes = size_t{96} << 10;
+constexpr size_t kWord = 4;  // of a prepared row
 
-uint32_t outputs_of_piece(const Product& product) {
-  const size_t cost = block_bytes(product.matrix) * ((product.rows + 7) / 8);
-  return kBlockOutputs * static_cast<uint32_t>(std::max<size_t>(kPieceBytes / cost, 1));
-}
+// Work that a thread takes at a time: enough to hide the hand-over, little enough to balance.
+constexpr size_t kPieceBytes = size_t{96} << 10;         // of weights read
+constexpr uint64_t kPieceProducts = uint64_t{16} << 20;  // multiply-adds
+// Of many rows, which a piece reads as a whole: more outputs, so that it reads them less often.
+constexpr uint32_t kManyRows = 64;
 
-uint32_t pieces_of(const Product& product) {
-  const uint32_t outputs = outputs_of_piece(product);
-  return (product.matrix.rows + outputs - 1) / outputs;
+uint32_t piece_blocks(const Product& product) {
+  const uint64_t products = uint64_t{product.rows} * product.matrix.cols * kBlockOutputs;
+  const uint64_t fit = std::min(kPieceBytes / block_bytes(product.matrix), kPieceProducts / products);
+  const uint64_t least = product.rows < kManyRows ? 2 : 4;
+  return static_cast<uint32_t>(std::max(fit / least, uint64_t{1}) * least);
 }
 
 }  // namespace
@@ -39,9 +40,20 @@ PreparedRows::PreparedRows(const Kernels& kernels, Carver& carver, uint32_t rows
   }
 }
 
-void PreparedRows::prepare(uint32_t row, const float* x) const {
+PreparedRows::Place PreparedRows::place(Run run, uint32_t row) const {
+  const Panels panels = panels_of(run.rows, kernels_->panel_rows);
+  const uint32_t panel = panel_of_row(panels, row);
+  const uint32_t begin = panel_begin(panels, panel);
+  return {.first = size_t{run.first} + begin, .index = row - begin, .panel = rows_of_panel(panels, panel)};
+}
+
+void PreparedRows::prepare(Run run, uint32_t row, const float* x) const {
+  const Place to = place(run, row);
   for (uint32_t i = 0; i < count_; ++i) {
-    kernels_->prepare({.format = copies_[i].format, .x = x, .out = copies_[i].rows.from(row).data});
+    kernels_->prepare({.format = copies_[i].format,
+                       .x = x,
+                       .out = copies_[i].rows.from(to.first).data + size_t{to.index} * kWord,
+                       .panel = to.panel});
   }
 }
 
@@ -58,33 +70,55 @@ PreparedRows::Rows PreparedRows::rows_for(const PackedMatrix& reader) const {
   return copy_of(reader.input()).rows;
 }
 
-void PreparedRows::copy(uint32_t row, const PreparedRows& from, uint32_t from_row) const {
+void PreparedRows::copy(Run run, uint32_t row, const PreparedRows& from, Run from_run,
+                        uint32_t from_row) const {
+  const Place to_place = place(run, row);
+  const Place from_place = from.place(from_run, from_row);
   for (uint32_t i = 0; i < count_; ++i) {
     const Rows& source = from.copy_of(copies_[i].format).rows;
-    std::memcpy(copies_[i].rows.from(row).data, source.from(from_row).data, source.stride);
+    const std::byte* read = source.from(from_place.first).data + size_t{from_place.index} * kWord;
+    std::byte* write = copies_[i].rows.from(to_place.first).data + size_t{to_place.index} * kWord;
+    for (size_t word = 0; word < source.stride / kWord; ++word) {
+      std::memcpy(write + word * to_place.panel * kWord, read + word * from_place.panel * kWord, kWord);
+    }
   }
 }
 
-void run_products(ThreadPool& pool, const Kernels& kernels, std::span<const Product> products) {
+void for_each_row(ThreadPool& pool, const Kernels& kernels, uint32_t rows,
+                  FunctionRef<void(uint32_t row)> body) {
+  constexpr uint32_t kLeastRows = 4;  // of a piece
+  const Panels panels = panels_of(rows, kernels.panel_rows);
+  const uint32_t grain = panels.count == 0 ? 1 : (kLeastRows + panels.least - 1) / panels.least;
+  pool.for_each(panels.count, grain, [&](size_t begin, size_t end) {
+    const uint32_t last = end == panels.count ? rows : panel_begin(panels, static_cast<uint32_t>(end));
+    for (uint32_t row = panel_begin(panels, static_cast<uint32_t>(begin)); row < last; ++row) {
+      body(row);
+    }
+  });
+}
+
+void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> products) {
   size_t total = 0;
-  for (const Product& product : products) {
-    total += pieces_of(product);
+  for (Product& product : products) {
+    product.first_piece = total;
+    product.piece_outputs = piece_blocks(product) * kBlockOutputs;
+    total += (product.matrix.rows + product.piece_outputs - 1) / product.piece_outputs;
   }
   pool.for_each(total, 1, [&](size_t begin, size_t end) {
-    size_t first = 0;  // piece of the whole that the current product starts with
-    const Product* product = products.data();
+    auto product = std::upper_bound(products.begin(), products.end(), begin,
+                                    [](size_t piece, const Product& p) { return piece < p.first_piece; }) -
+                   1;
     for (size_t piece = begin; piece < end; ++piece) {
-      while (piece - first >= pieces_of(*product)) {
-        first += pieces_of(*product++);
+      if (product + 1 != products.end() && piece == (product + 1)->first_piece) {
+        ++product;
       }
-      const uint32_t outputs = outputs_of_piece(*product);
-      const auto output = static_cast<uint32_t>(piece - first) * outputs;
+      const auto output = static_cast<uint32_t>(piece - product->first_piece) * product->piece_outputs;
       kernels.matmul({.matrix = &product->matrix,
                       .x = product->x.data,
                       .x_stride = product->x.stride,
                       .rows = product->rows,
                       .begin = output,
-                      .end = std::min(output + outputs, product->matrix.rows),
+                      .end = std::min(output + product->piece_outputs, product->matrix.rows),
                       .y = product->y,
                       .y_stride = product->y_stride,
                       .accumulate = product->accumulate});

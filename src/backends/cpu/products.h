@@ -27,18 +27,25 @@ class Carver {
   size_t used_ = 0;
 };
 
+// Rows that are multiplied with a matrix together: [first, first + rows) of all that are prepared.
+struct Run {
+  uint32_t first;
+  uint32_t rows;
+};
+
 // The prepared copies of a set of rows: one for each format of the matrices that read them.
 class PreparedRows {
  public:
   PreparedRows(const Kernels& kernels, Carver& carver, uint32_t rows,
                std::initializer_list<const PackedMatrix*> readers);
-  void prepare(uint32_t row, const float* x) const;
-  // Copies row `from_row` of rows that are prepared in all formats of these.
-  void copy(uint32_t row, const PreparedRows& from, uint32_t from_row) const;
+  // `row` counts from the first of the run.
+  void prepare(Run run, uint32_t row, const float* x) const;
+  // Copies a row of rows that are prepared in all formats of these.
+  void copy(Run run, uint32_t row, const PreparedRows& from, Run from_run, uint32_t from_row) const;
   // The copy that `reader` reads.
   struct Rows {
     std::byte* data;
-    size_t stride;  // bytes
+    size_t stride;  // bytes of a row
     Rows from(size_t row) const { return {data + row * stride, stride}; }
   };
   Rows rows_for(const PackedMatrix& reader) const;
@@ -48,12 +55,22 @@ class PreparedRows {
     InputFormat format;
     Rows rows;
   };
+  struct Place {
+    size_t first;    // row of its panel
+    uint32_t index;  // in the panel
+    uint32_t panel;  // rows of it
+  };
+  Place place(Run run, uint32_t row) const;
   const Copy& copy_of(const InputFormat& format) const;
   static constexpr uint32_t kMaxFormats = 3;  // groups of 32, 64 or 128
   const Kernels* kernels_;
   std::array<Copy, kMaxFormats> copies_;
   uint32_t count_ = 0;
 };
+
+// Calls body(row) for each of `rows` rows of a run, on all threads, those of a panel on one.
+void for_each_row(ThreadPool& pool, const Kernels& kernels, uint32_t rows,
+                  FunctionRef<void(uint32_t row)> body);
 
 struct Product {
   PackedMatrix matrix;  // of one expert
@@ -62,6 +79,9 @@ struct Product {
   float* y = nullptr;
   size_t y_stride = 0;
   bool accumulate = false;  // add to y
+  // Set by run_products.
+  uint32_t piece_outputs = 0;
+  size_t first_piece = 0;
 };
 
 // y = matrix * x: row i of `rows` at y + i * matrix.rows.
@@ -76,6 +96,6 @@ inline Product addition_of(const PackedMatrix& matrix, const PreparedRows& x, ui
 }
 
 // Computes all of them. Their outputs must not overlap.
-void run_products(ThreadPool& pool, const Kernels& kernels, std::span<const Product> products);
+void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> products);
 
 }  // namespace lily::cpu

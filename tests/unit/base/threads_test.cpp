@@ -51,6 +51,25 @@ TEST(ThreadPool, ForEachCoversTheRangeOnce) {
   }
 }
 
+// Workers that are done take from those that are not: the first pieces are slow, and all of one worker's.
+TEST(ThreadPool, ForEachSharesUnevenWork) {
+  ThreadPool pool(3);
+  for (int job = 0; job < 50; ++job) {
+    std::vector<std::atomic<int>> seen(300);
+    pool.for_each(seen.size(), 1, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        if (i < 20) {
+          std::this_thread::sleep_for(std::chrono::microseconds(20));
+        }
+        seen[i].fetch_add(1);
+      }
+    });
+    for (const auto& times : seen) {
+      ASSERT_EQ(times.load(), 1);
+    }
+  }
+}
+
 TEST(ThreadPool, RethrowsAndStaysUsable) {
   ThreadPool pool(3);
   EXPECT_THROW(pool.run([](unsigned worker) {

@@ -77,20 +77,45 @@ class Packed {
 
 struct Inputs {
   std::vector<float> plain;          // [rows][cols]
-  AlignedArray<std::byte> prepared;  // [rows][stride]
+  AlignedArray<std::byte> prepared;  // in panels
   size_t stride;
+  uint32_t rows;
 };
 
-Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, uint32_t rows) {
+// Where a word of a prepared row lies.
+size_t word_at(const Kernels& kernels, const Inputs& inputs, uint32_t row, size_t word) {
+  const Panels panels = panels_of(inputs.rows, kernels.panel_rows);
+  const uint32_t panel = panel_of_row(panels, row);
+  const uint32_t begin = panel_begin(panels, panel);
+  return begin * inputs.stride + (word * rows_of_panel(panels, panel) + row - begin) * 4;
+}
+
+Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, std::vector<float> plain) {
   const size_t stride = prepared_bytes(m.input());
-  Inputs inputs{randoms(size_t{rows} * m.cols, 5 + m.cols), {}, stride};
+  const auto rows = static_cast<uint32_t>(plain.size() / m.cols);
+  Inputs inputs{std::move(plain), {}, stride, rows};
   inputs.prepared = *AlignedArray<std::byte>::allocate(rows * stride);
   std::memset(inputs.prepared.data(), 0xff, rows * stride);  // prepare must write all that is read
+  const Panels panels = panels_of(rows, kernels.panel_rows);
   for (uint32_t row = 0; row < rows; ++row) {
-    kernels.prepare(
-        {m.input(), inputs.plain.data() + size_t{row} * m.cols, inputs.prepared.data() + row * stride});
+    kernels.prepare({.format = m.input(),
+                     .x = inputs.plain.data() + size_t{row} * m.cols,
+                     .out = inputs.prepared.data() + word_at(kernels, inputs, row, 0),
+                     .panel = rows_of_panel(panels, panel_of_row(panels, row))});
   }
   return inputs;
+}
+Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, uint32_t rows) {
+  return make_inputs(kernels, m, randoms(size_t{rows} * m.cols, 5 + m.cols));
+}
+
+// A row by itself.
+std::vector<std::byte> row_of(const Kernels& kernels, const Inputs& inputs, uint32_t row) {
+  std::vector<std::byte> out(inputs.stride);
+  for (size_t word = 0; word < inputs.stride / 4; ++word) {
+    std::memcpy(out.data() + word * 4, inputs.prepared.data() + word_at(kernels, inputs, row, word), 4);
+  }
+  return out;
 }
 
 MatmulArgs args_of(const PackedMatrix& m, const Inputs& inputs, uint32_t rows, float* y) {
@@ -107,9 +132,7 @@ MatmulArgs args_of(const PackedMatrix& m, const Inputs& inputs, uint32_t rows, f
 
 // One row times all outputs.
 std::vector<float> product_of(const Kernels& kernels, const PackedMatrix& m, std::span<const float> x) {
-  Inputs inputs{{}, {}, prepared_bytes(m.input())};
-  inputs.prepared = *AlignedArray<std::byte>::allocate(inputs.stride);
-  kernels.prepare({m.input(), x.data(), inputs.prepared.data()});
+  const Inputs inputs = make_inputs(kernels, m, {x.begin(), x.end()});
   std::vector<float> y(m.rows);
   kernels.matmul(args_of(m, inputs, 1, y.data()));
   return y;
@@ -162,7 +185,7 @@ void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows
   std::vector<float> y(size_t{rows} * m.rows, std::nanf(""));
   kernels.matmul(args_of(packed.view(), inputs, rows, y.data()));
   for (uint32_t row = 0; row < rows; ++row) {
-    const auto x = numbers_of(inputs.prepared.data() + row * inputs.stride, packed.view().input());
+    const auto x = numbers_of(row_of(kernels, inputs, row).data(), packed.view().input());
     for (uint32_t output = 0; output < m.rows; ++output) {
       const Expected want = expected(m, output, x);
       ASSERT_NEAR(y[size_t{row} * m.rows + output], want.value, want.bound)
@@ -240,7 +263,7 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
   }
   auto prepared = *AlignedBytes::allocate(prepared_bytes(format));
   std::memset(prepared.data(), 0xff, prepared.size());
-  kernels().prepare({format, x.data(), prepared.data()});
+  kernels().prepare({.format = format, .x = x.data(), .out = prepared.data(), .panel = 1});
   const auto numbers = numbers_of(prepared.data(), format);
   for (size_t g = 0; g < 8; ++g) {
     double largest = 0;
@@ -285,10 +308,11 @@ TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
     kernels().matmul(args_of(packed.view(), inputs, kRows, together.data()));
     for (uint32_t row = 0; row < kRows; ++row) {
       const uint32_t count = std::min(1 + row % 12, kRows - row);  // beside others
+      const auto from = inputs.plain.begin() + size_t{row} * 2048;
+      const Inputs beside = make_inputs(kernels(), packed.view(), {from, from + size_t{count} * 2048});
       std::vector<float> some(size_t{count} * 53);
       for (uint32_t begin = 0; begin < 53; begin += 32) {
-        MatmulArgs args = args_of(packed.view(), inputs, count, some.data());
-        args.x += row * inputs.stride;
+        MatmulArgs args = args_of(packed.view(), beside, count, some.data());
         args.begin = begin;
         args.end = std::min(begin + 32, 53U);
         kernels().matmul(args);
@@ -297,6 +321,27 @@ TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
           << row;
     }
   }
+}
+
+// Whatever the number of rows, each is in one panel, the panels follow one another, and none is larger than
+// it may be nor smaller than half of that where there are more rows.
+TEST(Panels, HoldEveryRowOnce) {
+  for (const uint32_t most : {1U, 2U, 4U, 7U}) {
+    for (uint32_t rows = 1; rows < 60; ++rows) {
+      const Panels panels = panels_of(rows, most);
+      uint32_t row = 0;
+      for (uint32_t panel = 0; panel < panels.count; ++panel) {
+        ASSERT_EQ(panel_begin(panels, panel), row);
+        ASSERT_LE(rows_of_panel(panels, panel), most);
+        ASSERT_GE(rows_of_panel(panels, panel), std::min(rows, (most + 1) / 2));
+        for (uint32_t i = 0; i < rows_of_panel(panels, panel); ++i) {
+          ASSERT_EQ(panel_of_row(panels, row++), panel);
+        }
+      }
+      ASSERT_EQ(row, rows);
+    }
+  }
+  EXPECT_EQ(panels_of(0, 7).count, 0);
 }
 
 TEST_P(Matmul, AddsToWhatIsThere) {

@@ -108,7 +108,10 @@ void expect_same_bits(const RandomMatrix& matrix, uint32_t rows, bool accumulate
   const auto x = test::randoms(size_t{rows} * m.cols, rows);
   auto prepared = *AlignedBytes::allocate(rows * stride);
   for (uint32_t row = 0; row < rows; ++row) {
-    kTable.prepare({m.input(), x.data() + size_t{row} * m.cols, prepared.data() + row * stride});
+    kTable.prepare({.format = m.input(),
+                    .x = x.data() + size_t{row} * m.cols,
+                    .out = prepared.data() + row * stride,
+                    .panel = kTable.panel_rows});
   }
   std::vector<float> found(size_t{rows} * 60, 1.5F);
   std::vector<float> expected = found;
@@ -123,7 +126,7 @@ void expect_same_bits(const RandomMatrix& matrix, uint32_t rows, bool accumulate
                   .accumulate = accumulate};
   kTable.matmul(args);
   args.y = expected.data();
-  Affine<Avx512Vnni>::matmul(args);
+  Vectors::matmul(args);
   EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0)
       << rows << " rows, " << m.rows << " outputs, " << m.bits << " bits, group " << m.group;
 }

@@ -165,9 +165,9 @@ void CpuBlocks::attend_rows(const AttentionBatch& batch) {
 
 void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  const Product in[] = {product_of(batch.w.q_proj, batch.input, batch.rows, batch.q_gate),
-                        product_of(batch.w.k_proj, batch.input, batch.rows, batch.k),
-                        product_of(batch.w.v_proj, batch.input, batch.rows, batch.v)};
+  Product in[] = {product_of(batch.w.q_proj, batch.input, batch.rows, batch.q_gate),
+                  product_of(batch.w.k_proj, batch.input, batch.rows, batch.k),
+                  product_of(batch.w.v_proj, batch.input, batch.rows, batch.v)};
   run_products(pool_, kernels_, in);
   for (const Piece& piece : batch.pieces) {
     pool_.for_each(piece.rows, 4, [&](size_t begin, size_t end) {
@@ -177,12 +177,10 @@ void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
     });
   }
   attend_rows(batch);
-  pool_.for_each(batch.rows, 4, [&](size_t begin, size_t end) {
-    for (size_t row = begin; row < end; ++row) {
-      batch.output.prepare(static_cast<uint32_t>(row), batch.q + row * shape_.q_width());
-    }
+  for_each_row(pool_, kernels_, batch.rows, [&](uint32_t row) {
+    batch.output.prepare({0, batch.rows}, row, batch.q + size_t{row} * shape_.q_width());
   });
-  const Product product = addition_of(batch.w.o_proj, batch.output, batch.rows, stream);
+  Product product = addition_of(batch.w.o_proj, batch.output, batch.rows, stream);
   run_products(pool_, kernels_, {&product, 1});
 }
 

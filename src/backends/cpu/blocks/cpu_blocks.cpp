@@ -135,12 +135,11 @@ Result<DeviceLimits> CpuBlocks::measure_limits() {
 void CpuBlocks::prepare_normed(const float* stream, uint32_t rows, std::span<const float> norm,
                                const PreparedRows& to) {
   const uint32_t hidden = shape_.hidden;
-  pool_.for_each(rows, 4, [&](size_t begin, size_t end) {
+  for_each_row(pool_, kernels_, rows, [&](uint32_t row) {
     alignas(64) float normed[kMaxHidden];
-    for (size_t row = begin; row < end; ++row) {
-      kernels_.rms_norm({.x = stream + row * hidden, .weight = norm.data(), .out = normed, .count = hidden});
-      to.prepare(static_cast<uint32_t>(row), normed);
-    }
+    kernels_.rms_norm(
+        {.x = stream + size_t{row} * hidden, .weight = norm.data(), .out = normed, .count = hidden});
+    to.prepare({0, rows}, row, normed);
   });
 }
 

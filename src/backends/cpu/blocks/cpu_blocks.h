@@ -103,6 +103,7 @@ class CpuBlocks final : public host::Blocks {
   void moe_batch(const MoeBatch& batch, float* stream);
   void route(const MoeBatch& batch, uint32_t row) const;
   void group_by_expert(const MoeBatch& batch);
+  Run run_of_pair(const MoeBatch& batch, uint32_t pair) const;
   void experts(const MoeBatch& batch);
 
   const Kernels& kernels_;

@@ -148,19 +148,17 @@ void CpuBlocks::keep_heads(host::HostState& state, uint32_t layer, uint32_t k_he
 
 void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  const Product in[] = {product_of(batch.w.in_proj_qkv, batch.input, batch.rows, batch.mixed),
-                        product_of(batch.w.in_proj_z, batch.input, batch.rows, batch.z),
-                        product_of(batch.w.in_proj_a, batch.input, batch.rows, batch.a),
-                        product_of(batch.w.in_proj_b, batch.input, batch.rows, batch.b)};
+  Product in[] = {product_of(batch.w.in_proj_qkv, batch.input, batch.rows, batch.mixed),
+                  product_of(batch.w.in_proj_z, batch.input, batch.rows, batch.z),
+                  product_of(batch.w.in_proj_a, batch.input, batch.rows, batch.a),
+                  product_of(batch.w.in_proj_b, batch.input, batch.rows, batch.b)};
   run_products(pool_, kernels_, in);
   delta_pieces(batch);
   const float* out = batch.mixed + 2 * size_t{shape_.key_width()};
-  pool_.for_each(batch.rows, 4, [&](size_t begin, size_t end) {
-    for (size_t row = begin; row < end; ++row) {
-      batch.output.prepare(static_cast<uint32_t>(row), out + row * shape_.conv_channels());
-    }
+  for_each_row(pool_, kernels_, batch.rows, [&](uint32_t row) {
+    batch.output.prepare({0, batch.rows}, row, out + size_t{row} * shape_.conv_channels());
   });
-  const Product product = addition_of(batch.w.out_proj, batch.output, batch.rows, stream);
+  Product product = addition_of(batch.w.out_proj, batch.output, batch.rows, stream);
   run_products(pool_, kernels_, {&product, 1});
 }
 

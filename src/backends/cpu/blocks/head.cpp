@@ -10,17 +10,15 @@ void CpuBlocks::head(std::span<const uint32_t> rows, const float* stream, float*
     const auto count = static_cast<uint32_t>(std::min<size_t>(max_rows_, rows.size() - first));
     Carver carver(workspace_.data());
     const PreparedRows input(kernels_, carver, count, {&matrix});
-    pool_.for_each(count, 4, [&](size_t begin, size_t end) {
+    for_each_row(pool_, kernels_, count, [&](uint32_t i) {
       alignas(64) float normed[kMaxHidden];
-      for (size_t i = begin; i < end; ++i) {
-        kernels_.rms_norm({.x = stream + size_t{rows[first + i]} * shape_.hidden,
-                           .weight = head_norm_.data(),
-                           .out = normed,
-                           .count = shape_.hidden});
-        input.prepare(static_cast<uint32_t>(i), normed);
-      }
+      kernels_.rms_norm({.x = stream + size_t{rows[first + i]} * shape_.hidden,
+                         .weight = head_norm_.data(),
+                         .out = normed,
+                         .count = shape_.hidden});
+      input.prepare({0, count}, i, normed);
     });
-    const Product product = product_of(matrix, input, count, logits + first * shape_.vocab);
+    Product product = product_of(matrix, input, count, logits + first * shape_.vocab);
     run_products(pool_, kernels_, {&product, 1});
   }
 }

@@ -100,6 +100,13 @@ void CpuBlocks::group_by_expert(const MoeBatch& batch) {
   first[0] = 0;
 }
 
+// The rows of the expert that choice `pair` is of.
+Run CpuBlocks::run_of_pair(const MoeBatch& batch, uint32_t pair) const {
+  const uint32_t* begin = batch.first_pair;
+  const uint32_t* next = std::upper_bound(begin, begin + shape_.experts + 1, pair);
+  return {next[-1], next[0] - next[-1]};
+}
+
 // Gate and up, SwiGLU and down of every chosen expert; the last two of the shared one.
 void CpuBlocks::experts(const MoeBatch& batch) {
   const auto add = [&](const PackedMatrix& stack, uint32_t e, PreparedRows::Rows x, float* y) {
@@ -112,8 +119,12 @@ void CpuBlocks::experts(const MoeBatch& batch) {
   };
   const uint32_t pairs = batch.rows * kTopK;
   pool_.for_each(pairs, 64, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      batch.pair_input.copy(static_cast<uint32_t>(i), batch.input, batch.row_of_pair[i]);
+    Run run = run_of_pair(batch, static_cast<uint32_t>(begin));
+    for (auto i = static_cast<uint32_t>(begin); i < end; ++i) {
+      if (i == run.first + run.rows) {
+        run = run_of_pair(batch, i);
+      }
+      batch.pair_input.copy(run, i - run.first, batch.input, {0, batch.rows}, batch.row_of_pair[i]);
     }
   });
   products_.clear();
@@ -124,14 +135,16 @@ void CpuBlocks::experts(const MoeBatch& batch) {
     }
   }
   run_products(pool_, kernels_, products_);
-  pool_.for_each(size_t{pairs} + batch.rows, 16, [&](size_t begin, size_t end) {
+  pool_.for_each(size_t{pairs} + batch.rows, 32, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       const bool routed = i < pairs;
       const size_t row = routed ? i : i - pairs;
       const uint32_t width = routed ? shape_.expert_ffn : shape_.shared_ffn;
       float* gate = (routed ? batch.gate : batch.shared_gate) + row * width;
       kernels_.silu_multiply(gate, (routed ? batch.up : batch.shared_up) + row * width, width);
-      (routed ? batch.expert_input : batch.shared_input).prepare(static_cast<uint32_t>(row), gate);
+      const Run run = routed ? run_of_pair(batch, static_cast<uint32_t>(row)) : Run{0, batch.rows};
+      (routed ? batch.expert_input : batch.shared_input)
+          .prepare(run, static_cast<uint32_t>(row) - run.first, gate);
     }
   });
   products_.clear();
@@ -147,10 +160,10 @@ void CpuBlocks::experts(const MoeBatch& batch) {
 void CpuBlocks::moe_batch(const MoeBatch& batch, float* stream) {
   const uint32_t hidden = shape_.hidden;
   prepare_normed(stream, batch.rows, batch.post_norm, batch.input);
-  const Product in[] = {product_of(batch.w.router, batch.input, batch.rows, batch.logits),
-                        product_of(batch.w.shared_gate, batch.input, batch.rows, batch.shared_factor),
-                        product_of(batch.w.shared_gate_proj, batch.input, batch.rows, batch.shared_gate),
-                        product_of(batch.w.shared_up_proj, batch.input, batch.rows, batch.shared_up)};
+  Product in[] = {product_of(batch.w.router, batch.input, batch.rows, batch.logits),
+                  product_of(batch.w.shared_gate, batch.input, batch.rows, batch.shared_factor),
+                  product_of(batch.w.shared_gate_proj, batch.input, batch.rows, batch.shared_gate),
+                  product_of(batch.w.shared_up_proj, batch.input, batch.rows, batch.shared_up)};
   run_products(pool_, kernels_, in);
   pool_.for_each(batch.rows, 16, [&](size_t begin, size_t end) {
     for (size_t row = begin; row < end; ++row) {

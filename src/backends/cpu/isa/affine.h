@@ -1,5 +1,6 @@
 // Products of quantised rows with packed matrices (backends/cpu/packed.h), written once over the vectors of
-// an ISA. A block of 16 outputs is H vectors wide; R rows share each vector of codes.
+// an ISA. A block of 16 outputs is H vectors wide; the R rows of a panel share each vector of codes, and B
+// blocks share each word of a row.
 //
 // Bounds: a product of a code and a digit is at most 255 * 128, a group has at most 128 of them, and two
 // digits weigh 257 together: below 2^31, whatever the format. Every ISA computes the same integers, and adds
@@ -14,7 +15,8 @@ namespace {
 constexpr size_t kScalePair = 2 * sizeof(float);  // of a group of a prepared row: its scale and its sum
 constexpr size_t kTileBytes = size_t{384} << 10;  // of prepared rows, kept in the second-level cache
 
-template <class V>
+// Most: rows of a panel.
+template <class V, uint32_t Most = V::kRows>
 struct Affine {
   using F = typename V::F;
   using I = typename V::I;
@@ -25,9 +27,12 @@ struct Affine {
 
   static void prepare(const PrepareArgs& args) {
     constexpr float kTop = 32512.0F;  // the first digit stays below 128
+    constexpr uint32_t kMostGroup = 128;
     const uint32_t group = args.format.group;
     const uint32_t groups = args.format.cols / group;
-    std::byte* scales = args.out + prepared_scales(args.format);
+    const size_t word = size_t{args.panel} * 4;
+    std::byte* out = args.out;
+    std::byte* scales = args.out + prepared_scales(args.format) * args.panel;
     for (uint32_t g = 0; g < groups; ++g) {
       const float* x = args.x + size_t{g} * group;
       F largest = V::zero();
@@ -41,152 +46,179 @@ struct Affine {
       const bool any = top > 1e-30F;  // below, the inverse would overflow
       const F inverse = V::set1(any ? kTop / top : 0.0F);
       F sum = V::zero();  // of integers below 2^24: exact
+      alignas(64) std::byte digits[kMostGroup * kDigits];
       for (uint32_t i = 0; i < group; i += N) {
         const F whole = V::round(V::mul(V::load(x + i), inverse));
         sum = V::add(sum, whole);
         const I value = V::to_int(whole);
-        std::byte* out = args.out + size_t{g} * group * kDigits + i;
-        V::store_digits(out, V::first_digit(value));
-        V::store_digits(out + group, value);
+        V::store_digits(digits + i, V::first_digit(value));
+        V::store_digits(digits + group + i, value);
+      }
+      for (uint32_t i = 0; i < group * kDigits; i += 4, out += word) {
+        __builtin_memcpy(out, digits + i, 4);
       }
       const float scale = (any ? top / kTop : 0.0F) + V::reduce_add(poison);
       const float total = scale * V::reduce_add(sum);
-      __builtin_memcpy(scales + size_t{g} * kScalePair, &scale, sizeof(float));
-      __builtin_memcpy(scales + size_t{g} * kScalePair + sizeof(float), &total, sizeof(float));
+      __builtin_memcpy(scales, &scale, sizeof(float));
+      __builtin_memcpy(scales + word, &total, sizeof(float));
+      scales += 2 * word;
     }
   }
 
   // ---- products ----
 
+  // Rows and blocks of outputs that share registers.
   struct Tile {
     const MatmulArgs* args;
-    const std::byte* block;  // packed
-    const std::byte* x;      // first prepared row
-    float* y;                // its outputs of this block
-    uint32_t groups;
-    uint32_t outputs;  // of the block
-    size_t prefetch;   // from a group to what will be read after it; 0 = nothing
+    const std::byte* block;  // packed, the first of them
+    const std::byte* x;      // the panel
+    float* y;                // outputs of its first row
+    uint32_t outputs;        // of these blocks, from here to the end of the matrix
+    size_t prefetch;         // from what is read to what will be read later; 0 = nothing
   };
 
-  template <DType Type>
-  LILY_INLINE F load_scale(const std::byte* p, uint32_t h) {
-    if constexpr (Type == DType::f32) {
-      return V::load_bytes(p + size_t{h} * N * 4);
-    } else {
-      return V::load_bf16(p + size_t{h} * N * 2);
-    }
+  LILY_INLINE F load_scale(bool wide, const std::byte* p, uint32_t h) {
+    return wide ? V::load_bytes(p + size_t{h} * N * 4) : V::load_bf16(p + size_t{h} * N * 2);
   }
 
-  // Adds the products of one group with D digits, one `group` bytes after the other, to sum[d][chain][r][h].
-  template <uint32_t Bits, uint32_t D, uint32_t C, uint32_t R>
-  LILY_INLINE void dot_digits(const std::byte* codes, const std::byte* digits, const MatmulArgs& args,
-                              I (&sum)[D][C][R][H]) {
-    const uint32_t group = args.matrix->group;
-    for (uint32_t k = 0; k < group; k += 16) {
+  // Adds the products of one group with D digits, one after the other at `digits`, to sum[d][chain][b * H +
+  // h][r].
+  template <uint32_t Bits, uint32_t D, uint32_t C, uint32_t B, uint32_t R>
+  LILY_INLINE void dot_digits(const PackedMatrix& m, const std::byte* codes, const std::byte* digits,
+                              I (&sum)[D][C][B * H][R]) {
+    constexpr size_t kWord = size_t{R} * 4;  // from a word of a row to the next
+    const size_t next_digit = m.group / 4 * kWord;
+    const size_t next_block = block_bytes(m);
+    for (uint32_t k = 0; k < m.group; k += 16) {
       LILY_UNROLL
       for (uint32_t i = 0; i < 2; ++i) {  // 8 inputs
+        I first[B * H];
+        I second[B * H];
         LILY_UNROLL
-        for (uint32_t h = 0; h < H; ++h) {
-          const std::byte* code = codes + size_t{h} * N * 4;
-          const I first = V::load_words(code);
-          const I second = Bits == 4 ? first : V::load_words(code + 64);
+        for (uint32_t j = 0; j < B * H; ++j) {
+          const std::byte* code = codes + j / H * next_block + size_t{j % H} * N * 4;
+          const I words = V::load_words(code);
+          first[j] = Bits == 4 ? V::low_halves(words) : words;
+          second[j] = Bits == 4 ? V::high_halves(words) : V::load_words(code + 64);
+        }
+        LILY_UNROLL
+        for (uint32_t dr = 0; dr < D * R; ++dr) {
+          const std::byte* x = digits + dr / R * next_digit + size_t{dr % R} * 4 + size_t{i} * 2 * kWord;
+          const I even = V::splat_word(x);
+          const I odd = V::splat_word(x + kWord);
           LILY_UNROLL
-          for (uint32_t dr = 0; dr < D * R; ++dr) {
-            const uint32_t r = dr % R;
-            const std::byte* x = digits + dr / R * group + r * args.x_stride + k + i * 8;
-            I& to = sum[dr / R][i % C][r][h];
-            if constexpr (Bits == 4) {
-              to = V::dot_halves(to, first, V::splat_word(x), V::splat_word(x + 4));
-            } else {
-              to = V::dot_bytes(to, first, V::splat_word(x));
-              to = V::dot_bytes(to, second, V::splat_word(x + 4));
-            }
+          for (uint32_t j = 0; j < B * H; ++j) {
+            I& to = sum[dr / R][i % C][j][dr % R];
+            to = Bits == 4 ? V::dot_halves(to, first[j], second[j], even, odd)
+                           : V::dot_bytes(V::dot_bytes(to, first[j], even), second[j], odd);
           }
         }
         codes += Bits == 4 ? 64 : 128;
       }
+      digits += 4 * kWord;
     }
   }
 
-  // The integer products of one group: dot[r][h]. Many rows: one chain of additions for each, digit after
-  // digit. Few: a chain for each digit and for every other input, or the units would wait.
-  template <uint32_t Bits, uint32_t R>
-  LILY_INLINE void dot_group(const std::byte* codes, const std::byte* x, const MatmulArgs& args,
-                             I (&dot)[R][H]) {
-    if constexpr (R * H <= 4) {
-      I sum[kDigits][2][R][H];
+  // The integer products of one group: dot[b * H + h][r]. Many: one chain of additions for each, digit after
+  // digit. Few: a chain for each digit and, of very few, several, or the units would wait.
+  template <uint32_t Bits, uint32_t B, uint32_t R>
+  LILY_INLINE void dot_group(const PackedMatrix& m, const std::byte* codes, const std::byte* x,
+                             I (&dot)[B * H][R]) {
+    constexpr uint32_t kSums = R * B * H;
+    if constexpr (kSums <= 4) {
+      constexpr uint32_t kChains = kSums <= 2 ? 2 : 1;
+      I sum[kDigits][kChains][B * H][R];
       LILY_UNROLL
-      for (uint32_t i = 0; i < kDigits * 2 * R * H; ++i) {
-        sum[i / (2 * R * H)][i / (R * H) % 2][i / H % R][i % H] = V::zero_int();
+      for (uint32_t i = 0; i < kDigits * kChains * kSums; ++i) {
+        sum[i / (kChains * kSums)][i / kSums % kChains][i / R % (B * H)][i % R] = V::zero_int();
       }
-      dot_digits<Bits, kDigits, 2, R>(codes, x, args, sum);
+      dot_digits<Bits, kDigits, kChains, B, R>(m, codes, x, sum);
       LILY_UNROLL
-      for (uint32_t i = 0; i < R * H; ++i) {
-        const uint32_t r = i / H;
-        const uint32_t h = i % H;
-        I& out = dot[r][h];
-        out = V::add_int(sum[0][0][r][h], sum[0][1][r][h]);
-        out = V::add_int(V::next_digit(out), V::add_int(sum[1][0][r][h], sum[1][1][r][h]));
+      for (uint32_t i = 0; i < kSums; ++i) {
+        const uint32_t j = i / R;
+        const uint32_t r = i % R;
+        I digit[kDigits];
+        LILY_UNROLL
+        for (uint32_t d = 0; d < kDigits; ++d) {
+          digit[d] = sum[d][0][j][r];
+          LILY_UNROLL
+          for (uint32_t c = 1; c < kChains; ++c) {
+            digit[d] = V::add_int(digit[d], sum[d][c][j][r]);
+          }
+        }
+        dot[j][r] = V::add_int(V::next_digit(digit[0]), digit[1]);
       }
     } else {
-      I sum[1][1][R][H];
+      I sum[1][1][B * H][R];
       LILY_UNROLL
       for (uint32_t d = 0; d < kDigits; ++d) {
         LILY_UNROLL
-        for (uint32_t i = 0; i < R * H; ++i) {
-          I& start = sum[0][0][i / H][i % H];
+        for (uint32_t i = 0; i < kSums; ++i) {
+          I& start = sum[0][0][i / R][i % R];
           start = d == 0 ? V::zero_int() : V::next_digit(start);
         }
-        dot_digits<Bits, 1, 1, R>(codes, x + d * args.matrix->group, args, sum);
+        dot_digits<Bits, 1, 1, B, R>(m, codes, x + size_t{d} * m.group * R, sum);
       }
       LILY_UNROLL
-      for (uint32_t i = 0; i < R * H; ++i) {
-        dot[i / H][i % H] = sum[0][0][i / H][i % H];
+      for (uint32_t i = 0; i < kSums; ++i) {
+        dot[i / R][i % R] = sum[0][0][i / R][i % R];
       }
     }
   }
 
-  template <uint32_t Bits, DType Type, uint32_t R>
+  template <uint32_t Bits, uint32_t B, uint32_t R>
   static void tile(const Tile& t) {
     const MatmulArgs& args = *t.args;
     const PackedMatrix& m = *args.matrix;
-    constexpr size_t kScales = kBlockOutputs * (Type == DType::f32 ? 4 : 2);
-    const size_t bytes_of_group = 2 * kScales + size_t{m.group} * Bits * kBlockOutputs / 8;
+    const bool wide = m.scale_type == DType::f32;
+    const size_t scales = kBlockOutputs * scale_bytes(m.scale_type);
+    const size_t bytes_of_group = group_bytes(m);
+    const size_t next_block = block_bytes(m);
     const std::byte* group = t.block;
     const std::byte* x = t.x;
-    const std::byte* scale = t.x + size_t{m.cols} * kDigits;
-    F sum[R][H];
+    const std::byte* scale = t.x + size_t{m.cols} * kDigits * R;
+    F sum[B * H][R];
     LILY_UNROLL
-    for (uint32_t i = 0; i < R * H; ++i) {
-      sum[i / H][i % H] = V::zero();
+    for (uint32_t i = 0; i < R * B * H; ++i) {
+      sum[i / R][i % R] = V::zero();
     }
-    for (uint32_t g = 0; g < t.groups; ++g) {
-      if constexpr (R > 2) {  // fewer rows read at the speed of the memory without
-        for (size_t i = 0; i < bytes_of_group && t.prefetch != 0; i += 64) {
-          __builtin_prefetch(group + t.prefetch + i, 0, 2);
+    for (uint32_t g = 0; g < m.cols / m.group; ++g) {
+      for (size_t i = 0; i < bytes_of_group && t.prefetch != 0; i += 64) {
+        LILY_UNROLL
+        for (uint32_t b = 0; b < B; ++b) {
+          __builtin_prefetch(group + b * next_block + t.prefetch + i, 0, 2);
         }
       }
-      I dot[R][H];
-      dot_group<Bits, R>(group + 2 * kScales, x, args, dot);
+      I dot[B * H][R];
+      dot_group<Bits, B, R>(m, group + 2 * scales, x, dot);
       LILY_UNROLL
-      for (uint32_t h = 0; h < H; ++h) {
-        const F w_scale = load_scale<Type>(group, h);
-        const F w_bias = load_scale<Type>(group + kScales, h);
+      for (uint32_t j = 0; j < B * H; ++j) {
+        const std::byte* of_block = group + j / H * next_block;
+        const F w_scale = load_scale(wide, of_block, j % H);
+        const F w_bias = load_scale(wide, of_block + scales, j % H);
         LILY_UNROLL
         for (uint32_t r = 0; r < R; ++r) {
-          const std::byte* of_row = scale + r * args.x_stride;
-          const F factor = V::mul(w_scale, V::splat(of_row));
-          sum[r][h] = V::fma(factor, V::to_float(dot[r][h]), sum[r][h]);
-          sum[r][h] = V::fma(w_bias, V::splat(of_row + sizeof(float)), sum[r][h]);
+          const F factor = V::mul(w_scale, V::splat(scale + size_t{r} * 4));
+          sum[j][r] = V::fma(factor, V::to_float(dot[j][r]), sum[j][r]);
+          sum[j][r] = V::fma(w_bias, V::splat(scale + size_t{R + r} * 4), sum[j][r]);
         }
       }
       group += bytes_of_group;
-      x += size_t{m.group} * kDigits;
-      scale += kScalePair;
+      x += size_t{m.group} * kDigits * R;
+      scale += kScalePair * R;
     }
     LILY_UNROLL
-    for (uint32_t r = 0; r < R; ++r) {
-      store_row(sum[r], t.y + r * args.y_stride, t.outputs, args.accumulate);
+    for (uint32_t b = 0; b < B; ++b) {
+      const uint32_t outputs = smaller(kBlockOutputs, t.outputs - b * kBlockOutputs);
+      LILY_UNROLL
+      for (uint32_t r = 0; r < R; ++r) {
+        F row[H];
+        LILY_UNROLL
+        for (uint32_t h = 0; h < H; ++h) {
+          row[h] = sum[b * H + h][r];
+        }
+        store_row(row, t.y + r * args.y_stride + size_t{b} * kBlockOutputs, outputs, args.accumulate);
+      }
     }
   }
 
@@ -203,52 +235,63 @@ struct Affine {
     }
   }
 
-  // Rows of one block: as many at a time as the registers hold.
-  template <uint32_t Bits, DType Type, uint32_t R>
-  static void rows_of(Tile& t, uint32_t& rows) {
-    if constexpr (R <= V::kRows) {
-      for (; rows >= R; rows -= R) {
-        tile<Bits, Type, R>(t);
-        t.x += R * t.args->x_stride;
-        t.y += R * t.args->y_stride;
-        t.prefetch = 0;
-      }
-    }
-  }
-
-  template <uint32_t Bits, DType Type>
-  static void product(const MatmulArgs& args) {
-    const PackedMatrix& m = *args.matrix;
-    const auto step = static_cast<uint32_t>(kTileBytes / args.x_stride) / 12 * 12;
-    for (uint32_t row = 0; row < args.rows; row += step) {
-      for (uint32_t output = args.begin; output < args.end; output += kBlockOutputs) {
-        Tile t{.args = &args,
-               .block = m.data + output / kBlockOutputs * block_bytes(m),
-               .x = args.x + row * args.x_stride,
-               .y = args.y + row * args.y_stride + output,
-               .groups = m.cols / m.group,
-               .outputs = smaller(kBlockOutputs, args.end - output),
-               .prefetch = row == 0 ? block_bytes(m) : 0};
-        uint32_t rows = smaller(step, args.rows - row);
-        rows_of<Bits, Type, 12>(t, rows);
-        rows_of<Bits, Type, 8>(t, rows);
-        rows_of<Bits, Type, 6>(t, rows);
-        rows_of<Bits, Type, 4>(t, rows);
-        rows_of<Bits, Type, 3>(t, rows);
-        rows_of<Bits, Type, 2>(t, rows);
-        rows_of<Bits, Type, 1>(t, rows);
-      }
-    }
-  }
-
-  static void matmul(const MatmulArgs& args) {
-    const bool wide = args.matrix->scale_type == DType::f32;
-    if (args.matrix->bits == 4) {
-      wide ? product<4, DType::f32>(args) : product<4, DType::bf16>(args);
+  // A panel of `rows` rows against `blocks` blocks: as many of them at a time as the registers hold.
+  template <uint32_t Bits, uint32_t R>
+  static void panel(uint32_t rows, uint32_t blocks, Tile t) {
+    if constexpr (R > Most) {
+      __builtin_unreachable();
+    } else if (rows != R) {
+      panel<Bits, R + 1>(rows, blocks, t);
     } else {
-      wide ? product<8, DType::f32>(args) : product<8, DType::bf16>(args);
+      constexpr uint32_t kWide = V::blocks_of_rows(R);
+      const size_t next_block = block_bytes(*t.args->matrix);
+      uint32_t width = kWide;
+      for (; blocks != 0; blocks -= width) {
+        if (blocks >= kWide) {
+          tile<Bits, kWide, R>(t);
+        } else {
+          width = 1;
+          tile<Bits, 1, R>(t);
+        }
+        t.block += width * next_block;
+        t.y += size_t{width} * kBlockOutputs;
+        t.outputs -= width * kBlockOutputs;
+      }
     }
   }
+
+  // Panel by panel in steps that stay in the second-level cache, each against all outputs, kStripe blocks at
+  // a time. The first panel to read a block from memory asks for what it will need next: few rows, which are
+  // as fast as the memory, the bytes a fixed distance ahead; more rows the next stripe.
+  template <uint32_t Bits>
+  static void product(const MatmulArgs& args) {
+    constexpr uint32_t kStripe = 4;
+    constexpr size_t kAhead = 8192;
+    const PackedMatrix& m = *args.matrix;
+    const Panels panels = panels_of(args.rows, Most);
+    const size_t ahead = V::blocks_of_rows(panels.least) == 1 ? kAhead : kStripe * block_bytes(m);
+    const uint32_t step =
+        larger(static_cast<uint32_t>(kTileBytes / (args.x_stride * rows_of_panel(panels, 0))), 1);
+    const uint32_t all_blocks = (args.end - args.begin + kBlockOutputs - 1) / kBlockOutputs;
+    for (uint32_t first = 0; first < panels.count; first += step) {
+      for (uint32_t block = 0; block < all_blocks; block += kStripe) {
+        const uint32_t output = args.begin + block * kBlockOutputs;
+        const uint32_t blocks = smaller(kStripe, all_blocks - block);
+        for (uint32_t p = first; p < smaller(first + step, panels.count); ++p) {
+          const uint32_t row = panel_begin(panels, p);
+          panel<Bits, 1>(rows_of_panel(panels, p), blocks,
+                         {.args = &args,
+                          .block = m.data + output / kBlockOutputs * block_bytes(m),
+                          .x = args.x + row * args.x_stride,
+                          .y = args.y + row * args.y_stride + output,
+                          .outputs = args.end - output,
+                          .prefetch = p == 0 ? ahead : 0});
+        }
+      }
+    }
+  }
+
+  static void matmul(const MatmulArgs& args) { args.matrix->bits == 4 ? product<4>(args) : product<8>(args); }
 
   // ---- the limit of the products ----
 
@@ -271,7 +314,7 @@ struct Affine {
     for (uint64_t round = 0; round < rounds; ++round) {
       LILY_UNROLL
       for (uint32_t i = 0; i < kChains; ++i) {
-        chain[i] = V::dot_halves(chain[i], codes[i], digits, digits);
+        chain[i] = V::dot_halves(chain[i], V::low_halves(codes[i]), V::high_halves(codes[i]), digits, digits);
       }
       digits = V::add_int(digits, step);
     }

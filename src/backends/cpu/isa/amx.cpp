@@ -12,7 +12,7 @@ namespace lily::cpu {
 namespace {
 
 using V = Avx512Vnni;
-using Vectors = Affine<V>;
+using Vectors = Affine<V, 1>;  // tiles take rows one after the other
 
 constexpr uint32_t kTileRows = 16;
 constexpr uint32_t kTileGroup = 64;  // inputs of a tile: one group of the usual size
@@ -86,11 +86,11 @@ struct RowTile {
 
 // Sixteen rows or fewer of one block. The next group is multiplied while the sums of this one are scaled; the
 // scaling is that of Affine::tile(), so that a row has the same bits in either.
-template <DType Type>
 void row_tile(const RowTile& t) {
   const MatmulArgs& args = *t.args;
   const PackedMatrix& m = *args.matrix;
-  constexpr size_t kScales = kBlockOutputs * (Type == DType::f32 ? 4 : 2);
+  const bool wide = m.scale_type == DType::f32;
+  const size_t scales = kBlockOutputs * scale_bytes(m.scale_type);
   const uint32_t groups = m.cols / kTileGroup;
   const std::byte* scale = t.x + size_t{m.cols} * kDigits;
   alignas(64) std::byte products[2][2 * kTile];
@@ -106,8 +106,8 @@ void row_tile(const RowTile& t) {
     }
     const std::byte* group = t.block + g * group_bytes(m);
     const std::byte* first = products[g % 2];
-    const auto w_scale = Vectors::load_scale<Type>(group, 0);
-    const auto w_bias = Vectors::load_scale<Type>(group + kScales, 0);
+    const auto w_scale = Vectors::load_scale(wide, group, 0);
+    const auto w_bias = Vectors::load_scale(wide, group + scales, 0);
     for (uint32_t r = 0; r < t.rows; ++r) {
       const std::byte* of_row = scale + r * args.x_stride + g * kScalePair;
       const auto dot = V::add_int(V::next_digit(V::load_words(first + size_t{r} * 64)),
@@ -124,7 +124,6 @@ void row_tile(const RowTile& t) {
   }
 }
 
-template <DType Type>
 void product(const MatmulArgs& args) {
   const PackedMatrix& m = *args.matrix;
   alignas(64) std::byte codes[size_t{kMaxCols} * kBlockOutputs];
@@ -140,13 +139,13 @@ void product(const MatmulArgs& args) {
         if (rows < kTileRows) {
           configure(rows);
         }
-        row_tile<Type>({.args = &args,
-                        .block = block,
-                        .codes = codes,
-                        .x = args.x + row * args.x_stride,
-                        .y = args.y + row * args.y_stride + output,
-                        .rows = rows,
-                        .outputs = smaller(kBlockOutputs, args.end - output)});
+        row_tile({.args = &args,
+                  .block = block,
+                  .codes = codes,
+                  .x = args.x + row * args.x_stride,
+                  .y = args.y + row * args.y_stride + output,
+                  .rows = rows,
+                  .outputs = smaller(kBlockOutputs, args.end - output)});
       }
     }
   }
@@ -161,7 +160,7 @@ void matmul(const MatmulArgs& args) {
   if (tiles) {
     MatmulArgs most = args;
     most.rows = args.rows - tail;
-    m.scale_type == DType::f32 ? product<DType::f32>(most) : product<DType::bf16>(most);
+    product(most);
     rest.x += most.rows * args.x_stride;
     rest.y += most.rows * args.y_stride;
     rest.rows = tail;
@@ -220,6 +219,7 @@ uint64_t multiply_add_peak(uint64_t rounds, std::byte* sink) {
 
 constexpr Kernels make_table() {
   Kernels table = Generic<V>::table("amx", "tdpbsud");
+  table.panel_rows = 1;
   table.matmul = matmul;
   table.multiply_add_peak = multiply_add_peak;
   return table;

@@ -10,7 +10,9 @@ namespace {
 
 struct Avx512Base {
   static constexpr uint32_t N = 16;
-  static constexpr uint32_t kRows = 12;       // of a tile of a product of many rows
+  static constexpr uint32_t kRows = 7;  // of a panel
+  // Blocks of outputs that a panel of so many rows is multiplied with at a time.
+  static constexpr uint32_t blocks_of_rows(uint32_t rows) { return rows < 4 ? 1 : 2; }
   static constexpr uint32_t kValueHeads = 8;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
   static constexpr uint32_t kPeakChains =
@@ -83,6 +85,9 @@ struct Avx512Base {
   LILY_INLINE I first_digit(I x) { return _mm512_srai_epi32(_mm512_add_epi32(x, _mm512_set1_epi32(128)), 8); }
   LILY_INLINE I next_digit(I sum) { return _mm512_slli_epi32(sum, 8); }
   LILY_INLINE I low_halves(I codes) { return _mm512_and_si512(codes, _mm512_set1_epi8(15)); }
+  LILY_INLINE I pairs(I codes, I x) { return _mm512_maddubs_epi16(codes, x); }
+  LILY_INLINE I join_pairs(I x, short weight) { return _mm512_madd_epi16(x, _mm512_set1_epi16(weight)); }
+  LILY_INLINE I add_shorts(I a, I b) { return _mm512_add_epi16(a, b); }
   LILY_INLINE I high_halves(I codes) { return low_halves(_mm512_srli_epi32(codes, 4)); }
 };
 

@@ -12,9 +12,9 @@ namespace lily::cpu {
 namespace {
 
 struct AvxVnni : Avx2Base {
-  LILY_INLINE I dot_halves(I sum, I codes, I x_low, I x_high) {
-    sum = _mm256_dpbusd_avx_epi32(sum, low_halves(codes), x_low);
-    return _mm256_dpbusd_avx_epi32(sum, high_halves(codes), x_high);
+  LILY_INLINE I dot_halves(I sum, I low, I high, I x_low, I x_high) {
+    sum = _mm256_dpbusd_avx_epi32(sum, low, x_low);
+    return _mm256_dpbusd_avx_epi32(sum, high, x_high);
   }
   LILY_INLINE I dot_bytes(I sum, I codes, I x) { return _mm256_dpbusd_avx_epi32(sum, codes, x); }
 };

@@ -303,6 +303,7 @@ struct Generic {
 
   static constexpr Kernels table(std::string_view name, std::string_view multiply) {
     return {.name = name,
+            .panel_rows = V::kRows,
             .prepare = Affine<V>::prepare,
             .matmul = Affine<V>::matmul,
             .rms_norm = rms_norm,

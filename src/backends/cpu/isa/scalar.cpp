@@ -6,7 +6,8 @@ namespace {
 
 struct Scalar {
   static constexpr uint32_t N = 8;
-  static constexpr uint32_t kRows = 2;        // of a tile of a product of many rows
+  static constexpr uint32_t kRows = 2;  // of a panel
+  static constexpr uint32_t blocks_of_rows(uint32_t) { return 1; }
   static constexpr uint32_t kValueHeads = 2;  // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 1;
   static constexpr uint32_t kPeakChains =
@@ -167,8 +168,8 @@ struct Scalar {
     }
     return sum;
   }
-  LILY_INLINE I dot_halves(I sum, I codes, I x_low, I x_high) {
-    return dot_bytes(dot_bytes(sum, low_halves(codes), x_low), high_halves(codes), x_high);
+  LILY_INLINE I dot_halves(I sum, I low, I high, I x_low, I x_high) {
+    return dot_bytes(dot_bytes(sum, low, x_low), high, x_high);
   }
 };
 

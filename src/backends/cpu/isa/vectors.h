@@ -16,6 +16,7 @@ namespace lily::cpu {
 namespace {
 
 constexpr uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
+constexpr uint32_t larger(uint32_t a, uint32_t b) { return a < b ? b : a; }
 
 }  // namespace
 }  // namespace lily::cpu
