@@ -117,6 +117,7 @@ void measure(Backend& backend, const Options& options, uint32_t vocab, double ba
     const auto ids = tokens_of(options.decode, 77 + repeat, vocab);
     for (uint32_t step = 0; step < options.decode; ++step) {
       std::vector<Slice> slices;
+      slices.reserve(states.size());
       for (const auto& state : states) {
         slices.push_back({.state = state.get(), .tokens = {&ids[step], 1}, .sampling = {}, .logits_rows = 1});
       }

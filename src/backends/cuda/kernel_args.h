@@ -2,8 +2,8 @@
 // argument structs. The only project header that a .cu file and the headers beside it may see.
 #pragma once
 
-#include <stddef.h>
-#include <stdint.h>
+#include <cstddef>
+#include <cstdint>
 
 #if defined(__CUDACC__)
 #define LILY_BOTH __host__ __device__
