@@ -356,10 +356,14 @@ void add_agreement(CLI::App& eval, CommandLine& line) {
 void add_logits(CLI::App& eval, CommandLine& line) {
   auto options = std::make_shared<EvalOptions>();
   CLI::App* command = eval.add_subcommand(
-      "logits", "Logits after every token of a list, as a float32 array [tokens, vocabulary]");
+      "logits",
+      "Logits after every token of a list, as a float32 array [tokens, vocabulary]: those of the float32 "
+      "reference unless a device is named");
   command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
   command->add_option("--tokens", options->ids, "a JSON array of token ids")->required();
   command->add_option("--out", options->out, "the .npy file to write")->required();
+  // What another program's logits are compared with are those of the equations, not of a device's types.
+  options->device.device = "reference";
   add_device_options(*command, options->device);
   command->callback([&line, options] { line.chosen = [options] { return logits(*options); }; });
 }

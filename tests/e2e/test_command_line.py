@@ -99,6 +99,16 @@ def test_logits_that_cannot_be_written_leave_what_was_there(model, tmp_path):
     assert pipe.exists()
 
 
+def test_logits_are_those_of_the_reference_unless_a_device_is_named(model, tmp_path):
+    ids = tmp_path / "ids.json"
+    ids.write_text("[5, 6, 7, 8, 300]")
+    for name, *device in (("default",), ("reference", "--device", "reference"), ("cpu", "--device", "cpu")):
+        result = lily("eval", "logits", model, "--tokens", ids, "--out", tmp_path / f"{name}.npy", *device)
+        assert result.returncode == 0, result.stderr
+    default, reference, cpu = ((tmp_path / f"{name}.npy").read_bytes() for name in ("default", "reference", "cpu"))
+    assert default == reference != cpu
+
+
 def test_closed_streams(model):
     command = f"exec {LILY} run {model} -p x --no-think --max-tokens 3 --seed 1"
     alone = subprocess.run(["sh", "-c", f"{command} 2>&-"], stdout=subprocess.PIPE, timeout=60)
