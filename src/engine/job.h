@@ -24,8 +24,12 @@ class JobRecord {
   }
 
   // Both on the device thread. An event of a cancelled job is dropped; a sink that throws cancels its job.
-  void send(Event event);
+  // False: nobody heard it.
+  bool send(Event event);
   void end(Event last);  // the last event: drops the sink
+  // After end(), on the device thread: whether the owner heard of it. That may be cancelled() already: the
+  // owner drops a job as soon as it has heard of its end.
+  bool end_was_heard() const { return end_was_heard_; }
 
   // Any thread.
   bool cancelled() const { return cancelled_; }
@@ -37,6 +41,7 @@ class JobRecord {
 
  private:
   EventSink sink_;
+  bool end_was_heard_ = false;
   std::atomic<bool> cancelled_{false};  // by its owner: no event any more
   std::atomic<bool> ended_{false};      // the last event was sent, or dropped because of cancelled_
 };

@@ -70,7 +70,7 @@ void Runner::admit() {
     Result<std::unique_ptr<Session>> session = guarded([&] { return make_session(job); });
     if (!session) {
       job->end(Failed{std::move(session).error()});
-      mailbox_.count(job->cancelled() ? JobEnd::cancelled : JobEnd::failed);
+      mailbox_.count(job->end_was_heard() ? JobEnd::failed : JobEnd::cancelled);
       continue;
     }
     (*session)->last_turn = passes_;
@@ -114,7 +114,7 @@ void Runner::end_overdue() {
   for (auto& session : running_) {
     if (!session->wanted() || !session->job().overdue(now)) continue;
     if (session->cut_off()) {
-      mailbox_.count(session->job().cancelled() ? JobEnd::cancelled : JobEnd::finished);
+      mailbox_.count(session->job().end_was_heard() ? JobEnd::finished : JobEnd::cancelled);
     } else {
       fail_session(*session, out_of_time(session->job(), "still being read"));
     }
@@ -287,7 +287,7 @@ void Runner::take(Flight& flight, Result<Output> output) {
     if (!taken) {
       fail_session(session, std::move(taken).error());
     } else if (session.job().ended()) {
-      mailbox_.count(session.job().cancelled() ? JobEnd::cancelled : JobEnd::finished);
+      mailbox_.count(session.job().end_was_heard() ? JobEnd::finished : JobEnd::cancelled);
     }
   }
   keeper_->computed(tokens);
@@ -298,7 +298,7 @@ void Runner::fail_session(Session& session, Error error) {
   if (session.job().ended()) return;
   if (!session.job().cancelled()) log_warn("a request failed: {}", error.text());
   session.job().end(Failed{std::move(error)});
-  mailbox_.count(session.job().cancelled() ? JobEnd::cancelled : JobEnd::failed);
+  mailbox_.count(session.job().end_was_heard() ? JobEnd::failed : JobEnd::cancelled);
 }
 
 }  // namespace lily

@@ -2,6 +2,7 @@
 // engine.
 #include <gmock/gmock.h>
 
+#include <future>
 #include <random>
 
 #include "engine/generation.h"
@@ -185,6 +186,24 @@ TEST_F(EngineTest, CancelAfterTheEndChangesNothing) {
   wait_idle(*engine);
   job->cancel();
   EXPECT_TRUE(events.finished());
+  EXPECT_EQ(engine->metrics().jobs_finished, 1U);
+  EXPECT_EQ(engine->metrics().jobs_cancelled, 0U);
+}
+
+// As a server does it: the answer is whole, so the handle goes, while the engine is still about to count it.
+TEST_F(EngineTest, AJobDroppedAtItsEndHasFinished) {
+  start();
+  std::promise<void> ended, dropped;
+  auto job = engine->submit(request(3, 3), [&, gone = dropped.get_future().share()](const Event& event) {
+    if (!std::holds_alternative<Finished>(event)) return;
+    ended.set_value();
+    gone.wait();
+  });
+  ASSERT_TRUE(job);
+  ended.get_future().wait();
+  job->reset();
+  dropped.set_value();
+  wait_idle(*engine);
   EXPECT_EQ(engine->metrics().jobs_finished, 1U);
   EXPECT_EQ(engine->metrics().jobs_cancelled, 0U);
 }
