@@ -39,10 +39,14 @@ void ToolCallParser::push(std::string_view text, std::vector<OutputPiece>& out) 
 void ToolCallParser::finish(bool cut, std::vector<OutputPiece>& out) {
   if (cut && state_ == State::text) {
     const size_t open = buffer_.find('<', std::max(at_, scan_));
-    if (open != std::string::npos && rest(open).starts_with(kCallOpen)) {  // the beginning of a call
+    if (open != std::string::npos && begins_call(open)) {
       send_text(open, false, out);
       return;
     }
+  }
+  if (cut && state_ == State::after && in_json_list_) {  // the beginning of the next call, if anything
+    at_ = buffer_.size();
+    return;
   }
   while (step(true, out)) {
   }
@@ -57,8 +61,21 @@ void ToolCallParser::finish(bool cut, std::vector<OutputPiece>& out) {
 bool ToolCallParser::in_call() const { return state_ == State::parameters || in_value(); }
 
 bool ToolCallParser::in_value() const {
-  if (state_ == State::value) return true;
-  return state_ == State::text && rest(std::max(at_, scan_)).starts_with(kCallOpen);
+  if (state_ == State::value) {  // it is complete when only its closing marker may not be one yet
+    MarkerReader reader(rest(scan_), true);
+    bool closed = false;
+    while (reader.marker(kParameterClose)) {
+      closed = depth_ == 0;
+      reader.blanks();
+    }
+    return !closed || !reader.at_text_end();
+  }
+  return state_ == State::text && begins_call(std::max(at_, scan_));
+}
+
+// Whether the beginning of a call stands there. One that is closed and no call yet is none.
+bool ToolCallParser::begins_call(size_t at) const {
+  return rest(at).starts_with(kCallOpen) && buffer_.find(kCallClose, at) == std::string::npos;
 }
 
 bool ToolCallParser::step(bool last, std::vector<OutputPiece>& out) {
@@ -70,7 +87,7 @@ bool ToolCallParser::step(bool last, std::vector<OutputPiece>& out) {
     case State::value:
       return value(last, out);
     case State::after:
-      return after(last);
+      return after(last, out);
   }
   return false;
 }
@@ -140,7 +157,7 @@ void ToolCallParser::begin_call(CallOpening opening, std::vector<OutputPiece>& o
     send_arguments(opening.arguments, out);
     out.push_back({OutputPiece::Kind::call_end, {}, calls_ - 1, 0});
     state_ = State::after;
-    after_call_ = true;
+    after_call_ = in_json_list_ = true;
     return;
   }
   state_ = State::parameters;
@@ -173,7 +190,8 @@ bool ToolCallParser::parameters(bool last, std::vector<OutputPiece>& out) {
   }
   bool next = false;
   if (reader.marker(kParameterOpen)) {
-    const std::string name(reader.name());
+    const std::string name(
+        reader.name([&](std::string_view known) { return tools_->has_parameter(name_, known); }));
     next = !name.empty();
     if (next) {
       at_ += reader.at();
@@ -326,17 +344,40 @@ void ToolCallParser::end_value(std::vector<OutputPiece>& out) {
   send_arguments(string_ ? "\"" : argument_json(collected_, types_), out);
 }
 
-bool ToolCallParser::after(bool last) {
+bool ToolCallParser::after(bool last, std::vector<OutputPiece>& out) {
   MarkerReader reader(rest(at_), last);
   reader.blanks();
   if (reader.marker(kCallClose) || reader.marker(kFunctionClose) || reader.marker(kParameterClose)) {
+    in_json_list_ = false;
     at_ += reader.at();
     return true;
   }
-  if (reader.missed() == Match::more) return false;
+  Match next = reader.missed();
+  if (in_json_list_ && next == Match::no) next = after_json(last, out);
+  if (next == Match::more) return false;
+  if (next == Match::yes) return true;
+  in_json_list_ = false;
   state_ = State::text;
   scan_ = at_;
   return true;
+}
+
+// Behind a call written as JSON another one may follow, or braces too many before the end of all.
+Match ToolCallParser::after_json(bool last, std::vector<OutputPiece>& out) {
+  MarkerReader reader(rest(at_), last);
+  reader.blanks();
+  while (reader.marker("}") || reader.marker("]") || reader.marker(",")) reader.blanks();
+  if (reader.follows(kCallClose)) {
+    at_ += reader.at();
+    return Match::yes;
+  }
+  if (!reader.follows("{")) return reader.missed();
+  const size_t open = at_ + reader.at();
+  CallOpening opening = match_json_call(rest(open), offset_ + open, last, json_);
+  if (opening.match != Match::yes) return opening.match;
+  at_ = open + opening.length;
+  begin_call(std::move(opening), out);
+  return Match::yes;
 }
 
 }  // namespace lily

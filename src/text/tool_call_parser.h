@@ -34,7 +34,8 @@ class ToolCallParser {
   bool text(bool last, std::vector<OutputPiece>& out);
   bool parameters(bool last, std::vector<OutputPiece>& out);
   bool value(bool last, std::vector<OutputPiece>& out);
-  bool after(bool last);
+  bool after(bool last, std::vector<OutputPiece>& out);
+  Match after_json(bool last, std::vector<OutputPiece>& out);
   Match closing(size_t at, bool last);
   Match closing_at_line_start(MarkerReader& reader);
 
@@ -47,6 +48,7 @@ class ToolCallParser {
   void send_arguments(std::string_view json, std::vector<OutputPiece>& out) const;
   CallOpening opening_at(size_t at, bool last);
   bool line_starts_at(size_t at) const;
+  bool begins_call(size_t at) const;
   size_t before_line_break(size_t end) const;
   size_t certain_until(size_t end) const;
   std::string_view rest(size_t at) const { return std::string_view(buffer_).substr(at); }
@@ -60,8 +62,9 @@ class ToolCallParser {
   size_t offset_ = 0;  // of buffer_ in the whole input
   JsonScan json_;
 
-  bool after_call_ = false;  // nothing but blanks since a call ended
-  bool has_text_ = false;    // content was sent
+  bool after_call_ = false;    // nothing but blanks since a call ended
+  bool in_json_list_ = false;  // that call was written as JSON, and </tool_call> has not come
+  bool has_text_ = false;      // content was sent
 
   uint32_t calls_ = 0;           // begun
   std::string name_;             // of the function called now

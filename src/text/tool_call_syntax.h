@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/function_ref.h"
 #include "text/tool_schemas.h"
 
 namespace lily {
@@ -35,6 +36,9 @@ class MarkerReader {
   bool follows(std::string_view marker);  // only looks
   // Up to the next '>', which is taken too; blanks and quotes around it are dropped. Empty: none.
   std::string_view name();
+  // The same; up to the end of the line if there is no '>' and `known` knows what stands there. The line
+  // break is left.
+  std::string_view name(FunctionRef<bool(std::string_view)> known);
   bool at_text_end() const { return at_ == text_.size(); }
   bool at_end();  // of the last text
   // What the attempts so far come to when none succeeded.
@@ -77,7 +81,8 @@ struct CallOpening {
 // Whether a call begins at the '<' that `text` starts with:
 //   <tool_call> <function=NAME> and a parameter or an end, NAME any;
 //   <function=NAME> and the same at the start of a line, NAME declared;
-//   <tool_call> {"name": NAME, "arguments": {...}}, or <function=NAME> {...} of a declared NAME.
+//   <tool_call> {"name": NAME, "arguments": {...}}, or <function=NAME> {...} of a declared NAME;
+// or such an object in a list, which then goes on with match_json_call().
 // `begin`: where it stands, for `scan`.
 struct CallOpeningContext {
   const ToolSchemas& tools;
@@ -86,5 +91,10 @@ struct CallOpeningContext {
 };
 CallOpening match_call_opening(std::string_view text, size_t begin, const CallOpeningContext& context,
                                JsonScan& scan);
+
+// Whether a call written as JSON begins at the '{' that `text` starts with: an object with a name (`name`,
+// `function`, `tool`) and its arguments (`arguments`, `parameters`, `args`, `input`), perhaps inside
+// `function`. Braces that are missing before </tool_call> are added once no more text can bring them.
+CallOpening match_json_call(std::string_view text, size_t begin, bool last, JsonScan& scan);
 
 }  // namespace lily

@@ -22,13 +22,17 @@ class ToolSchemas {
   bool declares(std::string_view tool) const { return tools_.contains(tool); }
   bool has_parameter(std::string_view tool, std::string_view parameter) const;
   // The JSON types that the schema of a parameter allows, in the order it names them: of `type`, `anyOf`,
-  // `oneOf`, `allOf`, `enum`, `const`, and of what `$ref` points to in the same schema. Empty: nothing is
-  // known, the text is a string.
+  // `oneOf`, `allOf`, `enum`, `const`, and of what `$ref` points to in the same schema. The schema of a
+  // whole tool may be put together in these ways too. A parameter that it does not name is of
+  // `additionalProperties`. Empty: nothing is known, the text is a string.
   const std::vector<JsonType>& types(std::string_view tool, std::string_view parameter) const;
 
  private:
-  using Parameters = std::map<std::string, std::vector<JsonType>, std::less<>>;
-  std::map<std::string, Parameters, std::less<>> tools_;
+  struct Tool {
+    std::map<std::string, std::vector<JsonType>, std::less<>> parameters;
+    std::vector<JsonType> others;  // of parameters that are not named
+  };
+  std::map<std::string, Tool, std::less<>> tools_;
 };
 
 // The JSON text of an argument that the model wrote as `text`, by the first type to which it converts: 5.0 is

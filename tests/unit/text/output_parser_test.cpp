@@ -175,6 +175,11 @@ TEST(OutputParser, IsTheSameHoweverItIsCut) {
          "[1]",
          "[",
          "{\"name\": \"f\", \"arguments\": {\"s\": \"}\"}}",
+         "<tool_call>[{\"name\": \"f\", \"arguments\": {\"s\": \"a\"}",
+         ",",
+         "]",
+         "<tool_call>\n<function=f\n",
+         "<parameter=n\n",
          "{",
          "}",
          "\"",
@@ -234,6 +239,26 @@ TEST(OutputParser, StreamsAStringWhileItArrives) {
   EXPECT_TRUE(outcome.output.calls[0].complete);
 }
 
+// What `lily parse` goes by when no token says that the answer is over.
+TEST(OutputParser, KnowsWhetherTextOfACallIsMissing) {
+  const auto in_value = [](const std::string& text) {
+    OutputParser parser({}, schemas(some_tools()));
+    parser.push(text);
+    return parser.in_value();
+  };
+  const std::string value = "<tool_call>\n<function=f>\n<parameter=s>\none\n";
+  EXPECT_FALSE(in_value("text"));
+  EXPECT_TRUE(in_value("<tool_call>\n<func"));
+  EXPECT_TRUE(in_value(value));
+  EXPECT_TRUE(in_value(value + "</parameter"));
+  EXPECT_FALSE(in_value(value + "</parameter>"));
+  EXPECT_FALSE(in_value(value + "</parameter>\n</parameter>\n"));
+  EXPECT_TRUE(in_value(value + "</parameter>\n</func"));
+  EXPECT_FALSE(in_value(value + "</parameter>\n</function>\n</tool"));
+  EXPECT_TRUE(in_value("<tool_call>{\"name\": "));
+  EXPECT_FALSE(in_value("<tool_call>{\"name\": </tool_call>\n"));
+}
+
 TEST(OutputParser, WithoutToolsNothingIsHeldBack) {
   OutputParser parser({}, nullptr);
   ParsedOutput output;
@@ -250,7 +275,8 @@ TEST(OutputParser, IsLinearInItsInput) {
     return out;
   };
   for (const char* unit : {"<tool_call>", "<tool_call>{", "<function=f>", "</parameter>\n", " \n", "<", "{\"",
-                           "<tool_call>\n<function=f>\n<parameter=a>\n[", "<parameter=s>\n"}) {
+                           "<tool_call>\n<function=f>\n<parameter=a>\n[", "<parameter=s>\n", "<tool_call>{}",
+                           "<tool_call>[{", "<tool_call>{</tool_call>", "<tool_call>{}},", "<function=f\n"}) {
     for (const bool thinks : {false, true}) {
       given.thinks = thinks;
       given.text = repeat(unit, 200'000 / std::string(unit).size());
