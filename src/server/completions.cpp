@@ -83,7 +83,7 @@ ApiResult<CompletionRequest> parse_completion(const json::value& body) {
   request.echo = fields.boolean("echo").value_or(false);
   json::object chat;
   copy_shared_fields(given, chat);
-  copy_fields(given, {"max_tokens", "stop", "stream_options", "n"}, chat);
+  copy_fields(given, {"max_tokens", "stop", "stream_options", "n", "response_format"}, chat);
   parse_logprobs(fields, chat);
   const std::optional<int64_t> best_of = fields.integer("best_of", {0, 1e9});
   if (best_of && *best_of > 1) {

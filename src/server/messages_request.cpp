@@ -362,6 +362,15 @@ void translate_format(const Fields& fields, json::object& out) {
   out["response_format"] = std::move(wanted);
 }
 
+void translate_effort(const Fields& fields, json::object& out) {
+  if (const json::object* config = fields.object("output_config")) {
+    const Fields inner(*config, "output_config", fields.faults());
+    if (const std::optional<std::string> effort = inner.string("effort")) {
+      out["reasoning_effort"] = *effort;
+    }
+  }
+}
+
 }  // namespace
 
 ApiResult<json::object> chat_body_of_messages(const json::value& body) {
@@ -386,6 +395,7 @@ ApiResult<json::object> chat_body_of_messages(const json::value& body) {
   translate_choice(fields, out);
   translate_thinking(fields, out);
   translate_format(fields, out);
+  translate_effort(fields, out);
   if (faults.any()) {
     return tl::unexpected<ApiError>(faults.first());
   }
@@ -400,7 +410,9 @@ ApiResult<ChatRequest> parse_messages_request(const json::value& body) {
   ApiResult<ChatRequest> request = parse_chat_request(json::value(std::move(*chat)));
   if (!request) {
     ApiError error = request.error();
-    rename_fields(error, {{"stop", "stop_sequences"}, {"response_format", "output_config.format"}});
+    rename_fields(error, {{"stop", "stop_sequences"},
+                          {"response_format", "output_config.format"},
+                          {"reasoning_effort", "output_config.effort"}});
     return tl::unexpected<ApiError>(std::move(error));
   }
   return request;

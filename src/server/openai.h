@@ -20,6 +20,11 @@
 
 namespace lily {
 
+// Fields by which other servers bind an answer to a form. Needing constrained decoding, they are refused.
+inline constexpr std::string_view kConstraints[] = {"grammar",           "json_schema",   "guided_json",
+                                                    "guided_regex",      "guided_choice", "guided_grammar",
+                                                    "structured_outputs"};
+
 // A request whose every field has been checked as far as that is possible without the model. Absent = the
 // model's default.
 struct ChatRequest {

@@ -200,7 +200,27 @@ void parse_thinking(const Fields& fields, ChatRequest& request) {
   if (think != nullptr && !think->is_string()) {  // Ollama's: a boolean or a level
     fall_back(request.enable_thinking, fields.boolean("think"));
   }
+  const json::value* thinking = fields.find("thinking");
+  if (thinking != nullptr && thinking->is_object()) {  // Anthropic's, as some gateways pass it on
+    const json::value* type = thinking->get_object().if_contains("type");
+    if (type != nullptr && (*type == "enabled" || *type == "adaptive" || *type == "disabled")) {
+      fall_back(request.enable_thinking, *type != "disabled");
+    }
+  }
   parse_effort(fields, request);
+}
+
+// What other servers take to bind the answer to a form. Ignored, it would give free text to who asked for
+// more.
+void refuse_constraints(const Fields& fields) {
+  for (const std::string_view key : kConstraints) {
+    const json::value* value = fields.find(key);
+    if (value != nullptr && *value != "") {
+      fields.faults().add(
+          std::string(key),
+          fmt::format("'{}' needs constrained decoding, which this server does not have yet.", key));
+    }
+  }
 }
 
 void parse_response_format(const Fields& fields) {
@@ -365,6 +385,7 @@ ApiResult<ChatRequest> parse_chat_request(const json::value& body) {
   }
   parse_thinking(fields, request);
   parse_response_format(fields);
+  refuse_constraints(fields);
   parse_continuation(fields, request);
   if (faults.any()) {
     return tl::unexpected<ApiError>(faults.first());

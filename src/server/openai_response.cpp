@@ -1,3 +1,5 @@
+#include <fmt/chrono.h>
+
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
@@ -142,6 +144,10 @@ json::object card_json(const ModelCard& card) {
   out["context_length"] = card.context;
   out["max_model_len"] = card.context;
   out["meta"] = std::move(meta);
+  // As Anthropic's API has them.
+  out["type"] = "model";
+  out["display_name"] = card.id;
+  out["created_at"] = fmt::format("{:%Y-%m-%dT%H:%M:%SZ}", fmt::gmtime(card.created));
   return out;
 }
 
@@ -336,6 +342,9 @@ std::string models_json(const ModelCard& card) {
   out["object"] = "list";
   out["models"] = std::move(models);
   out["data"] = std::move(data);
+  out["has_more"] = false;
+  out["first_id"] = card.id;
+  out["last_id"] = card.id;
   return json::serialize(out);
 }
 

@@ -149,7 +149,9 @@ std::optional<HttpResponse> answer_from_header(const HttpRequest& request, const
     error.status = 404;
     error.message = fmt::format("There is nothing at {} {}.", request.method, printable(request.path));
     error.code = "unknown_url";
-    return route_error(match.route, error);
+    const bool anthropic =
+        starts_with(request.path, "/v1/messages/") || starts_with(request.path, "/messages/");
+    return anthropic ? anthropic_error(error) : error_response(error);
   }
   if (!allowed(allowed_methods(match.route), request.method)) {
     ApiError error;

@@ -1,6 +1,7 @@
 #include "server/translation.h"
 
 #include "server/chat_messages.h"
+#include "server/openai.h"
 #include "text/json.h"
 
 namespace lily {
@@ -33,6 +34,9 @@ void copy_shared_fields(const json::object& from, json::object& to) {
        "frequency_penalty", "repetition_penalty", "repeat_penalty", "logit_bias", "chat_template_kwargs",
        "enable_thinking", "preserve_thinking", "thinking_budget", "thinking_token_budget"},
       to);
+  for (const std::string_view name : kConstraints) {
+    copy_fields(from, {name}, to);
+  }
 }
 
 void rename_fields(ApiError& error, std::initializer_list<RenamedField> names) {

@@ -104,7 +104,7 @@ def test_what_is_ignored_or_null(tiny, fields):
 
 
 def test_every_way_to_switch_thinking_off(tiny):
-    ways = [OFF, {"enable_thinking": False}, {"reasoning_effort": "none"}, {"think": False}]
+    ways = [OFF, {"enable_thinking": False}, {"reasoning_effort": "none"}, {"think": False}, {"thinking": {"type": "disabled"}}]
     assert len({prompt(tiny, messages=HI, **way) for way in ways}) == 1
     for way in ways:
         message = answer(tiny, messages=HI, max_tokens=40, **way)["choices"][0]["message"]
@@ -145,6 +145,15 @@ def test_no_tool_choice_no_calls(tiny):
 def test_what_needs_constrained_decoding_is_never_free(tiny, fields):
     reply = ask(tiny, messages=HI, tools=[TOOL], max_tokens=40, **fields)
     assert reply.status_code == 400 and "constrained decoding" in reply.json()["error"]["message"] or reply.status_code == 200
+
+
+@pytest.mark.parametrize("field", [{"grammar": "root ::= 'a'"}, {"json_schema": {}}, {"guided_json": {}}, {"guided_choice": ["a"]},
+                                   {"structured_outputs": {"regex": "a"}}])
+@pytest.mark.parametrize("path, body", [("/v1/chat/completions", {"messages": HI}), ("/v1/completions", {"prompt": "a"}),
+                                        ("/v1/responses", {"input": "a"}), ("/v1/messages", {"messages": HI, "max_tokens": 9})])
+def test_other_names_of_constraints_are_not_ignored(tiny, path, body, field):
+    reply = httpx.post(tiny.url(path), json=body | field, timeout=60)
+    assert reply.status_code == 400 and f"'{next(iter(field))}' needs constrained decoding" in reply.json()["error"]["message"]
 
 
 def test_overflow_has_both_numbers_before_any_event(tiny):

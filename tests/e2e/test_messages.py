@@ -149,6 +149,22 @@ def test_what_claude_code_sends_is_taken(server):
     assert prompt(server, body) > 50
 
 
+def test_the_effort_is_a_budget_of_thinking(client):
+    fields = dict(model="m", max_tokens=60, messages=[QUESTION], thinking={"type": "adaptive"})
+    assert client.messages.create(extra_body={"output_config": {"effort": "low"}}, **fields).content[0].type == "thinking"
+    with pytest.raises(anthropic.BadRequestError, match="output_config.effort"):
+        client.messages.create(extra_body={"output_config": {"effort": "heroic"}}, **fields)
+
+
+def test_models_have_anthropics_fields(client):
+    [model] = client.models.list(limit=20)
+    assert model.type == "model" and model.display_name == model.id and model.created_at.year >= 2024
+    assert client.models.retrieve(model.id).id == model.id
+    with pytest.raises(anthropic.NotFoundError) as missing:
+        client.messages.batches.list()
+    assert missing.value.body["error"]["type"] == "not_found_error"
+
+
 def test_stop_sequences(client):
     answer = client.messages.create(model="m", max_tokens=100, extra_body=GREEDY, stop_sequences=["2", "nothing"],
                                     messages=[{"role": "user", "content": "What is 17 plus 25?"}])

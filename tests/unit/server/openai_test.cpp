@@ -50,7 +50,7 @@ TEST(ChatRequest, AbsentAndNullFieldsAreTheModelsDefaults) {
 TEST(ChatRequest, IgnoresWhatItNeedNotKnow) {
   const ChatRequest request = with(R"("store":false,"metadata":{"a":"b"},"user":"u","cache_prompt":true,
     "parallel_tool_calls":true,"service_tier":"auto","verbosity":"low","prompt_cache_key":"k","prediction":{},
-    "id_slot":3,"zzz":1,"model":"gpt-x")");
+    "id_slot":3,"zzz":1,"model":"gpt-x","grammar":"","json_schema":null)");
   EXPECT_EQ(request.model, "gpt-x");
 }
 
@@ -108,6 +108,10 @@ TEST(ChatRequest, EveryNameOfThinking) {
   EXPECT_EQ(with(R"("reasoning_effort":"none")").enable_thinking, false);
   EXPECT_EQ(with(R"("think":false)").enable_thinking, false);
   EXPECT_EQ(with(R"("chat_template_kwargs":{"enable_thinking":true},"think":false)").enable_thinking, true);
+  EXPECT_EQ(with(R"("thinking":{"type":"disabled"})").enable_thinking, false);
+  EXPECT_EQ(with(R"("thinking":{"type":"enabled","budget_tokens":5})").enable_thinking, true);
+  EXPECT_FALSE(with(R"("thinking":{"type":"auto"})").enable_thinking);
+  EXPECT_FALSE(with(R"("thinking":"low")").enable_thinking);
   EXPECT_FALSE(with(R"("reasoning_effort":"high","think":"high")").enable_thinking);
   EXPECT_EQ(with(R"("preserve_thinking":true)").preserve_thinking, true);
   EXPECT_EQ(with(R"("chat_template_kwargs":{"preserve_thinking":true})").preserve_thinking, true);
@@ -350,7 +354,8 @@ TEST(Answers, Models) {
   EXPECT_EQ(json::parse(models_json({"lily", 9, 4096})), json::parse(R"({"object":"list",
     "models":[{"name":"lily","model":"lily","id":"lily","context_length":4096}],"data":[{"id":"lily",
     "object":"model","created":9,"owned_by":"lily","context_length":4096,"max_model_len":4096,
-    "meta":{"n_ctx":4096}}]})"));
+    "meta":{"n_ctx":4096},"type":"model","display_name":"lily","created_at":"1970-01-01T00:00:09Z"}],
+    "has_more":false,"first_id":"lily","last_id":"lily"})"));
 }
 
 TEST(Errors, AreOpenAIs) {
