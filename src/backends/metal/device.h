@@ -84,7 +84,7 @@ struct FunctionConstant {
 
 struct PipelineSpec {
   std::string kernel;
-  std::vector<FunctionConstant> constants = {};  // all that the kernel's library declares
+  std::vector<FunctionConstant> constants = {};  // at least all that the kernel uses
 };
 
 class Library {
@@ -115,9 +115,6 @@ class Commands {
   virtual void set_threadgroup_bytes(uint32_t index, size_t bytes) = 0;
   // `threads` of each threadgroup: a multiple of kSimdWidth in all, at most Pipeline::max_threads().
   virtual void dispatch(Size3 groups, Size3 threads) = 0;
-  // The same with the number of threadgroups read by the device: three uint32_t at `offset` of `groups`. Any
-  // of them may be 0. Counts as a read by the dispatch.
-  virtual void dispatch_indirect(const Buffer& groups, size_t offset, Size3 threads) = 0;
   // What is dispatched after it starts when all before it has finished, and sees its writes.
   virtual void barrier() = 0;
 
