@@ -462,6 +462,14 @@ const StoredTensor* Container::find(std::string_view name) const {
   return at == by_name_.end() ? nullptr : &tensors_[at->second];
 }
 
+std::vector<std::span<const std::byte>> Container::mappings() const {
+  std::vector<std::span<const std::byte>> all;
+  for (const MappedFile& file : maps_) {
+    all.push_back(file.bytes());
+  }
+  return all;
+}
+
 uint64_t Container::total_bytes() const {
   uint64_t total = 0;
   for (const StoredTensor& tensor : tensors_) {

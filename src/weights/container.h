@@ -62,6 +62,8 @@ class Container {
   const std::vector<StoredTensor>& tensors() const { return tensors_; }
   const std::vector<std::filesystem::path>& files() const { return paths_; }
   uint64_t total_bytes() const;  // of all tensors
+  // The whole files as they are mapped, in the order of files(): for devices that use mapped pages in place.
+  std::vector<std::span<const std::byte>> mappings() const;
 
  private:
   std::vector<std::filesystem::path> paths_;

@@ -1,0 +1,294 @@
+#include "backends/metal/backend.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <limits>
+#include <optional>
+#include <set>
+
+#include "backends/host/pass_check.h"
+#include "backends/metal/kernel_args.h"
+#include "backends/metal/pass.h"
+#include "model/bytes.h"
+#include "weights/bind.h"
+
+namespace lily::metal {
+namespace {
+
+double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
+
+// The best of several runs of a dispatch, in seconds.
+template <class Encode>
+Result<double> best_seconds(Device& device, Encode&& encode) {
+  constexpr int kRuns = 8;
+  double best = std::numeric_limits<double>::max();
+  for (int run = 0; run < kRuns; ++run) {
+    LILY_TRY(const std::unique_ptr<Commands> commands, device.commands("limits"));
+    encode(*commands);
+    LILY_TRY_VOID(commands->commit());
+    LILY_TRY_VOID(commands->wait());
+    best = std::min(best, commands->seconds());
+  }
+  return best;
+}
+
+std::vector<std::span<const std::byte>> mappings_of(const WeightFile& file) {
+  return file.container().mappings();
+}
+
+}  // namespace
+
+struct MetalBackend::Impl {
+  std::unique_ptr<Device> device;  // after everything that uses it
+  DeviceInfo info;
+  Plan plan{};
+  const ModelWeights* weights = nullptr;
+  std::unique_ptr<DeviceModel> model;
+  std::shared_ptr<StateContext> context;
+  std::optional<PassRunner> runner;
+  std::array<PassRecord, kMaxInFlight> records;
+  Ticket next_submit = 0;
+  Ticket next_collect = 0;
+
+  ~Impl() { settle_all(); }
+  PassRecord& record(Ticket ticket) { return records[ticket % kMaxInFlight]; }
+  std::optional<host::StateFacts> facts_of(const SequenceState* any) const;
+  void settle(PassRecord& record);
+  void settle_all();
+  uint64_t bytes_read(const PassRecord& record) const;
+  Result<MemoryNeed> estimate(const ModelWeights& of, const Plan& with, Mappings mappings) const;
+  Result<void> load(const ModelWeights& from, const Plan& with, Mappings mappings,
+                    FunctionRef<void(double)> progress);
+};
+
+MetalBackend::MetalBackend(std::unique_ptr<Device> device, std::string name)
+    : impl_(std::make_unique<Impl>()) {
+  const Traits& traits = device->traits();
+  impl_->info = {.name = std::move(name),
+                 .description = fmt::format("{}, {:.0f} GB", traits.name, gigabytes(traits.memory_bytes)),
+                 .memory_bytes = traits.memory_bytes,
+                 .peak_bytes_per_second = 0,
+                 .features = {}};
+  impl_->device = std::move(device);
+}
+MetalBackend::~MetalBackend() = default;
+
+Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device, std::string name,
+                                              const BackendOptions& options) {
+  if (!options.isa.empty()) {
+    return fail(ErrorKind::invalid_input, "device '{}': has no instruction sets to choose from, found '{}'",
+                name, options.isa);
+  }
+  return std::unique_ptr<Backend>(std::make_unique<MetalBackend>(std::move(device), std::move(name)));
+}
+
+const DeviceInfo& MetalBackend::device() const { return impl_->info; }
+uint64_t MetalBackend::device_bytes() const { return impl_->device->peak_bytes(); }
+uint64_t MetalBackend::state_bytes() const {
+  return impl_->context ? impl_->context->buffer_bytes +
+                              impl_->context->pages->taken() * impl_->context->pages->page_bytes()
+                        : 0;
+}
+
+Result<DeviceLimits> MetalBackend::measure_limits() {
+  if (impl_->next_submit != impl_->next_collect) {
+    return fail(ErrorKind::invalid_input, "limits are measured with no pass in flight, {} are not collected",
+                impl_->next_submit - impl_->next_collect);
+  }
+  Device& device = *impl_->device;
+  LILY_TRY(const std::unique_ptr<Pipelines> pipelines, Pipelines::open(device));
+  LILY_TRY(const Pipeline* read, pipelines->get({"limits", "read_memory"}));
+  LILY_TRY(const Pipeline* multiply, pipelines->get({"limits", "multiply_matrices"}));
+  constexpr uint32_t kGroups = 1024;
+  const uint64_t bytes =
+      std::min<uint64_t>(device.traits().max_buffer_bytes, impl_->info.memory_bytes / 8) / 4096 * 4096;
+  const uint64_t most = uint64_t{1} << 30;
+  const auto count = static_cast<uint32_t>(std::min(bytes, most) / 16);
+  LILY_TRY(const std::unique_ptr<Buffer> block, device.buffer(uint64_t{count} * 16, "memory to read"));
+  LILY_TRY(const std::unique_ptr<Buffer> out,
+           device.buffer(kGroups * 8 * 64 * sizeof(float), "results of limits"));
+  std::memset(block->contents(), 0x5a, block->size());
+  LILY_TRY(const double reading, best_seconds(device, [&](Commands& commands) {
+             launch(commands, read, {View(block), View(out)}, LimitArgs{count}, {kGroups}, 256);
+           }));
+  constexpr uint32_t kRounds = 256;
+  LILY_TRY(const double multiplying, best_seconds(device, [&](Commands& commands) {
+             launch(commands, multiply, {View(out)}, LimitArgs{kRounds}, {kGroups}, 256);
+           }));
+  const double adds =
+      double{kGroups} * 8 * kRounds * 8 * 512;  // groups, SIMD groups, rounds, matrices, 8 x 8 x 8
+  return DeviceLimits{.read_bytes_per_second = static_cast<double>(block->size()) / reading,
+                      .multiply_adds_per_second = adds / multiplying,
+                      .multiply = "simdgroup_float8x8"};
+}
+
+// ---- Loading --------------------------------------------------------------------------------------------
+Result<MemoryNeed> MetalBackend::Impl::estimate(const ModelWeights& of, const Plan& with,
+                                                Mappings mappings) const {
+  MemoryNeed need = DeviceModel::estimate(of, with, mappings, device->traits());
+  need.per_sequence = StateContext::bytes_per_sequence(with);
+  need.workspace += PassRunner::workspace_bytes(with);
+  return need;
+}
+
+Result<MemoryNeed> MetalBackend::estimate(const WeightFile& file, const Plan& plan) const {
+  return impl_->estimate(file.weights(), plan, mappings_of(file));
+}
+Result<MemoryNeed> MetalBackend::estimate(const ModelWeights& weights, const Plan& plan) const {
+  return impl_->estimate(weights, plan, {});
+}
+
+Result<void> MetalBackend::load(const WeightFile& file, const Plan& plan,
+                                FunctionRef<void(double)> progress) {
+  return impl_->load(file.weights(), plan, mappings_of(file), progress);
+}
+Result<void> MetalBackend::load(const ModelWeights& weights, const Plan& plan,
+                                FunctionRef<void(double)> progress) {
+  return impl_->load(weights, plan, {}, progress);
+}
+
+Result<void> MetalBackend::Impl::load(const ModelWeights& from, const Plan& with, Mappings mappings,
+                                      FunctionRef<void(double)> progress) {
+  if (runner) {
+    return fail(ErrorKind::invalid_input, "this backend has loaded a model already");
+  }
+  if (from.layers.size() != with.shape.layers) {
+    return fail(ErrorKind::invalid_input, "the plan is for {} layers, the weights have {}", with.shape.layers,
+                from.layers.size());
+  }
+  LILY_TRY(const MemoryNeed need, estimate(from, with, mappings));
+  if (need.total(with.sequences) > info.memory_bytes) {
+    return fail(
+        ErrorKind::out_of_memory,
+        "device '{}': {:.2f} GB weights + {:.2f} GB workspace + {} x {:.3f} GB for sequences of {} tokens "
+        "= {:.2f} GB, and the device recommends at most {:.2f} GB: lower the context or the number of "
+        "sequences",
+        info.name, gigabytes(need.weights + need.mapped), gigabytes(need.workspace), with.sequences,
+        gigabytes(need.per_sequence), with.context, gigabytes(need.total(with.sequences)),
+        gigabytes(info.memory_bytes));
+  }
+  plan = with;
+  weights = &from;
+  LILY_TRY(model, DeviceModel::load(*device, from, with, mappings, progress));
+  context = std::make_shared<StateContext>(*device, with, [this] { settle_all(); });
+  runner.emplace(*device, *model, *context);
+  Result<void> prepared = runner->prepare();
+  for (PassRecord& record : records) {
+    prepared = prepared ? runner->prepare(record) : prepared;
+  }
+  if (!prepared) {
+    runner.reset();
+  }
+  return prepared;
+}
+
+Result<std::unique_ptr<SequenceState>> MetalBackend::new_state(uint32_t max_tokens) {
+  if (!impl_->runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (max_tokens < 1 || max_tokens > impl_->plan.context) {
+    return fail(ErrorKind::limit, "a state has room for 1 to {} tokens, asked for {}", impl_->plan.context,
+                max_tokens);
+  }
+  LILY_TRY(std::unique_ptr<MetalState> state, MetalState::create(impl_->context, max_tokens));
+  return std::unique_ptr<SequenceState>(std::move(state));
+}
+
+// ---- Passes ---------------------------------------------------------------------------------------------
+std::optional<host::StateFacts> MetalBackend::Impl::facts_of(const SequenceState* any) const {
+  const auto* state = dynamic_cast<const MetalState*>(any);
+  if (state == nullptr || &state->context() != context.get()) {
+    return std::nullopt;
+  }
+  return host::StateFacts{.failed = state->flags()->failed,
+                          .provisional = state->provisional(),
+                          .samples = state->samples(),
+                          .length = state->length(),
+                          .max_tokens = state->max_tokens()};
+}
+
+Result<Ticket> MetalBackend::submit(const Pass& pass) {
+  Impl& impl = *impl_;
+  if (!impl.runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (impl.next_submit - impl.next_collect >= kMaxInFlight) {
+    return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
+  }
+  LILY_TRY_VOID(
+      host::check_pass(pass, impl.plan, [&](const SequenceState* state) { return impl.facts_of(state); }));
+  const Ticket ticket = impl.next_submit;
+  impl.runner->run(pass, impl.record(ticket));
+  ++impl.next_submit;
+  return ticket;
+}
+
+// Waits for a pass and marks the states that it left unusable.
+void MetalBackend::Impl::settle(PassRecord& record) {
+  if (record.settled) {
+    return;
+  }
+  PassRunner::finish(record);
+  record.settled = true;
+  const auto* results = record.tables.results->as<int32_t>();
+  for (const SliceRecord& slice : record.slices) {
+    --slice.flags->in_flight;
+    bool usable = record.outcome.has_value();
+    for (uint32_t i = 0; usable && i < slice.wanted; ++i) {
+      usable = results[2 * (slice.first_wanted + i) + 1] != 0;
+    }
+    if (!usable && slice.flags->resumed == slice.resumed) {
+      slice.flags->failed = true;
+    }
+  }
+}
+
+void MetalBackend::Impl::settle_all() {
+  for (Ticket ticket = next_collect; ticket < next_submit; ++ticket) {
+    settle(record(ticket));
+  }
+}
+
+uint64_t MetalBackend::Impl::bytes_read(const PassRecord& record) const {
+  uint64_t bytes = record.rows * (weights->embed.table.total_bytes() / plan.shape.vocab);
+  const auto* chosen = record.tables.experts->as<uint32_t>();
+  for (uint32_t layer = 0; layer < plan.shape.layers; ++layer) {
+    const uint32_t* of_layer = chosen + size_t{layer} * plan.max_rows * kTopExperts;
+    const std::set<uint32_t> experts(of_layer, of_layer + size_t{record.rows} * kTopExperts);
+    bytes += mixer_bytes(weights->layers[layer]) + moe_bytes(weights->layers[layer].moe, experts.size());
+  }
+  if (record.wanted > 0) {
+    bytes += weights->head.norm.total_bytes() + weights->head.lm_head.total_bytes();
+  }
+  for (const SliceRecord& slice : record.slices) {
+    bytes += plan.recurrent_bytes() + (uint64_t{slice.position} + slice.rows) * plan.kv_bytes_per_token();
+  }
+  return bytes;
+}
+
+Result<Output> MetalBackend::collect(Ticket ticket) {
+  Impl& impl = *impl_;
+  if (ticket != impl.next_collect || ticket == impl.next_submit) {
+    return fail(ErrorKind::invalid_input, "ticket {} is not the oldest that waits to be collected", ticket);
+  }
+  PassRecord& record = impl.record(ticket);
+  impl.settle(record);
+  ++impl.next_collect;
+  LILY_TRY_VOID(record.outcome);
+  Output output;
+  output.slices.resize(record.slices.size());
+  for (const SliceRecord& slice : record.slices) {
+    SliceOutput& out = output.slices[slice.slice];
+    out.finite = !(slice.flags->failed && slice.flags->resumed == slice.resumed);
+    out.logits = std::move(record.logits[slice.slice]);
+    if (slice.samples && out.finite) {
+      out.token = record.tables.results->as<int32_t>()[2 * (slice.first_wanted + slice.wanted - 1)];
+    }
+  }
+  output.bytes_read = impl.bytes_read(record);
+  output.seconds = record.seconds;
+  return output;
+}
+
+}  // namespace lily::metal

@@ -1,0 +1,256 @@
+#include "backends/metal/state.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+
+#include "backends/metal/kernel_args.h"
+#include "base/check.h"
+
+namespace lily::metal {
+namespace {
+
+constexpr std::string_view kMagic = "LILYMETL";
+constexpr uint32_t kVersion = 1;
+constexpr uint32_t kFirstPages = 16;
+
+uint64_t align(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
+uint64_t bits_bytes(const Shape& shape) { return align((shape.vocab + 31) / 32 * sizeof(uint32_t)); }
+
+Result<void> write_u32(ByteSink& sink, uint32_t value) {
+  const std::array<std::byte, 4> bytes{std::byte(value & 0xffU), std::byte((value >> 8) & 0xffU),
+                                       std::byte((value >> 16) & 0xffU), std::byte(value >> 24)};
+  return sink.write(bytes);
+}
+
+}  // namespace
+
+uint32_t StateContext::pages_for(uint32_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
+uint64_t StateContext::page_bytes(const Shape& shape) {
+  return uint64_t{shape.attention_layers()} * 2 * shape.kv_width() * kPageTokens * sizeof(uint16_t);
+}
+uint64_t StateContext::bits_offset() { return 256; }
+uint64_t StateContext::counts_offset(const Shape& shape) { return bits_offset() + bits_bytes(shape); }
+uint64_t StateContext::side_bytes(const Shape& shape) {
+  return counts_offset(shape) + align(uint64_t{shape.vocab} * sizeof(uint32_t));
+}
+uint64_t StateContext::bytes_per_sequence(const Plan& plan) {
+  return DeviceModel::recurrent_bytes(plan.shape) + side_bytes(plan.shape) +
+         pages_for(plan.context) * page_bytes(plan.shape);
+}
+
+StateContext::StateContext(Device& on, const Plan& plan_of, std::function<void()> settle_with)
+    : device(on),
+      plan(plan_of),
+      settle(std::move(settle_with)),
+      pages(std::make_shared<PagePool>(on, page_bytes(plan_of.shape), settle)) {}
+
+// ---- Buffers --------------------------------------------------------------------------------------------
+Result<StateBuffer> StateBuffer::allocate(const std::shared_ptr<StateContext>& context, size_t bytes,
+                                          std::string_view label) {
+  StateBuffer made;
+  LILY_TRY(made.buffer_, context->device.buffer(bytes, label));
+  made.context_ = context;
+  context->buffer_bytes += bytes;
+  return made;
+}
+StateBuffer& StateBuffer::operator=(StateBuffer&& other) noexcept {
+  std::swap(context_, other.context_);
+  std::swap(buffer_, other.buffer_);
+  return *this;
+}
+StateBuffer::~StateBuffer() {
+  if (buffer_) {
+    context_->buffer_bytes -= buffer_->size();
+  }
+}
+void StateBuffer::copy_from(const StateBuffer& other) const {
+  std::memcpy(buffer_->contents(), other.buffer_->contents(), buffer_->size());
+}
+
+// ---- Checkpoints ----------------------------------------------------------------------------------------
+uint64_t MetalCheckpoint::bytes() const {
+  return recurrent_.get()->size() + side_.get()->size() + pages_.size() * context_->pages->page_bytes();
+}
+
+Result<void> MetalCheckpoint::write(ByteSink& sink) const {
+  const Plan& plan = context_->plan;
+  LILY_TRY_VOID(sink.write(std::as_bytes(std::span(kMagic))));
+  for (const uint32_t value : {kVersion, static_cast<uint32_t>(plan.shape.id), plan.shape.layers, length_,
+                               static_cast<uint32_t>(samples_)}) {
+    LILY_TRY_VOID(write_u32(sink, value));
+  }
+  LILY_TRY_VOID(sink.write({recurrent_.get()->contents(), recurrent_.get()->size()}));
+  LILY_TRY_VOID(sink.write({side_.get()->contents(), sizeof(int32_t)}));
+  for (const PagePool::Page& page : pages_) {
+    LILY_TRY_VOID(sink.write({context_->pages->bytes_of(page), context_->pages->page_bytes()}));
+  }
+  return {};
+}
+
+// ---- States ---------------------------------------------------------------------------------------------
+MetalState::MetalState(std::shared_ptr<StateContext> context, uint32_t max_tokens)
+    : context_(std::move(context)), max_tokens_(max_tokens) {
+  pages_.reserve(StateContext::pages_for(max_tokens));
+  draft_tokens_.reserve(Limits::kMaxDraft);
+}
+MetalState::~MetalState() { wait(); }
+
+Result<std::unique_ptr<MetalState>> MetalState::create(std::shared_ptr<StateContext> context,
+                                                       uint32_t max_tokens) {
+  std::unique_ptr<MetalState> state(new MetalState(context, max_tokens));
+  const Shape& shape = context->plan.shape;
+  LILY_TRY_VOID(context->pages->reserve(kFirstPages));
+  LILY_TRY(state->recurrent_,
+           StateBuffer::allocate(context, DeviceModel::recurrent_bytes(shape), "recurrent states"));
+  LILY_TRY(state->side_, StateBuffer::allocate(context, StateContext::side_bytes(shape), "token counts"));
+  for (const StateBuffer* buffer : {&state->recurrent_, &state->side_}) {
+    std::memset(buffer->get()->contents(), 0, buffer->get()->size());
+  }
+  return state;
+}
+
+void MetalState::wait() const {
+  if (flags_->in_flight > 0) {
+    context_->settle();
+  }
+}
+
+View MetalState::prompt_bits() const {
+  return View(side_.get()).part(StateContext::bits_offset(), bits_bytes(context_->plan.shape));
+}
+View MetalState::counts() const {
+  const Shape& shape = context_->plan.shape;
+  return View(side_.get()).part(StateContext::counts_offset(shape), uint64_t{shape.vocab} * sizeof(uint32_t));
+}
+View MetalState::kept(uint32_t row) const { return row + 1 < draft_rows_ ? View(kept_[row].get()) : View(); }
+void MetalState::page_numbers(uint32_t tokens, uint32_t* to) const {
+  for (uint32_t i = 0; i < StateContext::pages_for(tokens); ++i) {
+    to[i] = *pages_[i];
+  }
+}
+
+// A page that is shared was reached by save() or resume(), which waited: no pass writes to it.
+Result<void> MetalState::begin_rows(uint32_t position, uint32_t rows, bool provisional) {
+  LILY_CHECK(rows > 0 && position + rows <= max_tokens_);
+  PagePool& pool = *context_->pages;
+  const uint32_t end = StateContext::pages_for(position + rows);
+  for (uint32_t page = position / kPageTokens; page < end; ++page) {
+    const bool there = page < pages_.size();
+    if (there && pages_[page].use_count() == 1) {
+      continue;
+    }
+    LILY_TRY(PagePool::Page own, pool.take());
+    if (there) {
+      std::memcpy(pool.bytes_of(own), pool.bytes_of(pages_[page]), pool.page_bytes());
+      pages_[page] = std::move(own);
+    } else {
+      pages_.push_back(std::move(own));
+    }
+  }
+  const size_t keep = provisional ? rows - 1 : 0;
+  while (kept_.size() < keep) {
+    LILY_TRY(StateBuffer buffer,
+             StateBuffer::allocate(context_, recurrent_.get()->size(), "recurrent states of a draft"));
+    kept_.push_back(std::move(buffer));
+  }
+  return {};
+}
+
+void MetalState::submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
+  const auto rows = static_cast<uint32_t>(std::max<size_t>(tokens.size(), 1));
+  length_ += rows;
+  samples_ = samples;
+  if (keep == Keep::until_accept) {
+    draft_rows_ = rows;
+    draft_tokens_.assign(tokens.begin(), tokens.end());
+  }
+}
+
+Result<std::unique_ptr<Checkpoint>> MetalState::save() {
+  wait();
+  if (flags_->failed) {
+    return fail(ErrorKind::invalid_input, "cannot save a state that a failed pass left unusable");
+  }
+  if (provisional()) {
+    return fail(ErrorKind::invalid_input, "cannot save a state with {} provisional rows: accept() them first",
+                draft_rows_);
+  }
+  auto checkpoint = std::make_unique<MetalCheckpoint>(context_, length_);
+  LILY_TRY(checkpoint->recurrent_,
+           StateBuffer::allocate(context_, recurrent_.get()->size(), "recurrent states of a checkpoint"));
+  LILY_TRY(checkpoint->side_,
+           StateBuffer::allocate(context_, side_.get()->size(), "token counts of a checkpoint"));
+  checkpoint->recurrent_.copy_from(recurrent_);
+  checkpoint->side_.copy_from(side_);
+  checkpoint->pages_.assign(pages_.begin(), pages_.begin() + StateContext::pages_for(length_));
+  checkpoint->samples_ = samples_;
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+}
+
+Result<void> MetalState::resume(const Checkpoint& checkpoint) {
+  wait();
+  const auto* from = dynamic_cast<const MetalCheckpoint*>(&checkpoint);
+  if (from == nullptr || from->context_ != context_) {
+    return fail(ErrorKind::invalid_input, "the checkpoint is of another backend or model");
+  }
+  if (from->length_ > max_tokens_) {
+    return fail(ErrorKind::limit, "the checkpoint holds {} tokens, the state has room for {}", from->length_,
+                max_tokens_);
+  }
+  recurrent_.copy_from(from->recurrent_);
+  side_.copy_from(from->side_);
+  pages_.assign(from->pages_.begin(), from->pages_.end());
+  length_ = from->length_;
+  samples_ = from->samples_;
+  draft_rows_ = 0;
+  flags_->failed = false;
+  ++flags_->resumed;
+  return {};
+}
+
+Result<void> MetalState::accept(uint32_t rows) {
+  wait();
+  if (flags_->failed) {
+    return fail(ErrorKind::invalid_input, "cannot accept rows of a state that a failed pass left unusable");
+  }
+  if (!provisional()) {
+    return fail(ErrorKind::invalid_input, "accept: the state has no provisional rows");
+  }
+  if (rows < 1 || rows > draft_rows_) {
+    return fail(ErrorKind::invalid_input, "accept: expected 1 to {} rows, found {}", draft_rows_, rows);
+  }
+  if (rows < draft_rows_) {
+    recurrent_.copy_from(kept_[rows - 1]);
+    auto* count_of = counts().as<uint32_t>();
+    for (uint32_t i = rows; i < draft_rows_; ++i) {
+      --count_of[draft_tokens_[i]];
+    }
+    if (samples_) {
+      --count_of[*sampled().as<int32_t>()];
+    }
+    samples_ = false;
+    length_ -= draft_rows_ - rows;
+    pages_.resize(StateContext::pages_for(length_));
+  }
+  draft_rows_ = 0;
+  return {};
+}
+
+Result<void> MetalState::begin_answer(std::span<const int32_t> prompt) {
+  wait();
+  const uint32_t vocab = context_->plan.shape.vocab;
+  const View bits = prompt_bits();
+  const View counted = counts();
+  std::memset(bits.as<std::byte>(), 0, bits.bytes);
+  std::memset(counted.as<std::byte>(), 0, counted.bytes);
+  for (const int32_t token : prompt) {
+    if (token >= 0 && static_cast<uint32_t>(token) < vocab) {
+      bits.as<uint32_t>()[static_cast<size_t>(token) / 32] |= 1U << (token % 32);
+    }
+  }
+  return {};
+}
+
+}  // namespace lily::metal

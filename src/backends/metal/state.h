@@ -1,0 +1,130 @@
+// What one conversation owns in the memory that host and device share: recurrent states, pages of keys and
+// values that states and checkpoints share by reference (a shared page is copied before it is written), and a
+// side buffer with the token sampled last and the counts that penalties look at.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "backend/backend.h"
+#include "backends/metal/model.h"
+#include "backends/metal/pages.h"
+
+namespace lily::metal {
+
+// Sizes and pools that all states of a backend share.
+struct StateContext {
+  StateContext(Device& device, const Plan& plan, std::function<void()> settle);
+
+  Device& device;
+  Plan plan;
+  // Waits for the passes that are submitted and marks the states that they left unusable.
+  std::function<void()> settle;
+  std::shared_ptr<PagePool> pages;
+  uint64_t buffer_bytes = 0;  // of recurrent states and side buffers, now
+
+  static uint64_t page_bytes(const Shape& shape);
+  static uint32_t pages_for(uint32_t tokens);
+  // Side buffer: the sampled token, the bits of the prompt, the counts of the answer.
+  static uint64_t bits_offset();
+  static uint64_t counts_offset(const Shape& shape);
+  static uint64_t side_bytes(const Shape& shape);
+  static uint64_t bytes_per_sequence(const Plan& plan);
+};
+
+// A buffer that counts as memory of states for as long as it lives.
+class StateBuffer {
+ public:
+  StateBuffer() = default;
+  static Result<StateBuffer> allocate(const std::shared_ptr<StateContext>& context, size_t bytes,
+                                      std::string_view label);
+  StateBuffer(StateBuffer&&) noexcept = default;
+  StateBuffer& operator=(StateBuffer&& other) noexcept;
+  ~StateBuffer();
+  const std::unique_ptr<Buffer>& get() const { return buffer_; }
+  void copy_from(const StateBuffer& other) const;
+
+ private:
+  std::shared_ptr<StateContext> context_;
+  std::unique_ptr<Buffer> buffer_;
+};
+
+// What a state shares with the passes that use it.
+struct StateFlags {
+  bool failed = false;     // a pass left the state unusable
+  uint32_t resumed = 0;    // how often: a pass collected later says nothing of the state of now
+  uint32_t in_flight = 0;  // passes submitted and not settled
+};
+
+class MetalCheckpoint final : public Checkpoint {
+ public:
+  MetalCheckpoint(std::shared_ptr<StateContext> context, uint32_t length)
+      : context_(std::move(context)), length_(length) {}
+  uint32_t length() const override { return length_; }
+  // Pages count in full although others may share them.
+  uint64_t bytes() const override;
+  // Little-endian: the magic "LILYMETL", u32 version 1, shape id, layers, length and whether a token was
+  // sampled; then the recurrent states, the sampled token (i32), and the pages. The counts of an answer are
+  // not part of it.
+  Result<void> write(ByteSink& sink) const override;
+
+ private:
+  friend class MetalState;
+  std::shared_ptr<StateContext> context_;
+  uint32_t length_;
+  bool samples_ = false;
+  StateBuffer recurrent_, side_;
+  std::vector<PagePool::Page> pages_;
+};
+
+class MetalState final : public SequenceState {
+ public:
+  static Result<std::unique_ptr<MetalState>> create(std::shared_ptr<StateContext> context,
+                                                    uint32_t max_tokens);
+  ~MetalState() override;  // waits for submitted passes
+
+  uint32_t length() const override { return length_; }
+  Result<std::unique_ptr<Checkpoint>> save() override;
+  Result<void> resume(const Checkpoint& checkpoint) override;
+  Result<void> accept(uint32_t rows) override;
+  Result<void> begin_answer(std::span<const int32_t> prompt) override;
+
+  // For whoever submits passes.
+  const StateContext& context() const { return *context_; }
+  const std::shared_ptr<StateFlags>& flags() const { return flags_; }
+  uint32_t max_tokens() const { return max_tokens_; }
+  bool provisional() const { return draft_rows_ != 0; }
+  bool samples() const { return samples_; }
+  // Pages for rows [position, position + rows) that are this state's own, and for a provisional pass the
+  // buffers that keep the recurrent states after each row but the last.
+  Result<void> begin_rows(uint32_t position, uint32_t rows, bool provisional);
+  // Notes a submitted slice. Drafted tokens but the first count as the answer's: the pass has to count them.
+  void submitted(std::span<const int32_t> tokens, Keep keep, bool samples);
+  // Numbers of the pages of the first `tokens` tokens.
+  void page_numbers(uint32_t tokens, uint32_t* to) const;
+  View recurrent() const { return recurrent_.get(); }
+  // Where the recurrent states after row `row` of the provisional pass go; empty for the last row.
+  View kept(uint32_t row) const;
+  View sampled() const { return View(side_.get()).part(0, sizeof(int32_t)); }
+  View prompt_bits() const;
+  View counts() const;
+
+ private:
+  MetalState(std::shared_ptr<StateContext> context, uint32_t max_tokens);
+  void wait() const;
+
+  std::shared_ptr<StateContext> context_;
+  uint32_t max_tokens_;
+  std::shared_ptr<StateFlags> flags_ = std::make_shared<StateFlags>();
+  uint32_t length_ = 0;
+  uint32_t draft_rows_ = 0;
+  std::vector<int32_t> draft_tokens_;
+  bool samples_ = false;
+  StateBuffer recurrent_, side_;
+  std::vector<PagePool::Page> pages_;
+  std::vector<StateBuffer> kept_;
+};
+
+}  // namespace lily::metal
