@@ -1,5 +1,5 @@
-// Every access of a checked kernel: within what is bound, of memory that was written, without a race. The kernels are
-// compiled with the calls of ThreadSanitizer, which this file answers in its place.
+// Every access of a checked kernel: within what is bound, of memory that was written, without a race. The
+// kernels are compiled with the calls of ThreadSanitizer, which this file answers in its place.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -14,7 +14,8 @@ namespace {
 
 // Constants of the kernels and values of the shim lie in the program itself.
 bool in_program(uintptr_t address) {
-  return address >= reinterpret_cast<uintptr_t>(&__executable_start) && address < reinterpret_cast<uintptr_t>(&end);
+  return address >= reinterpret_cast<uintptr_t>(&__executable_start) &&
+         address < reinterpret_cast<uintptr_t>(&end);
 }
 
 }  // namespace
@@ -47,7 +48,8 @@ bool Group::find(uintptr_t address, size_t bytes, Target& target) {
 
 Stamp Group::stamp(bool threadgroup, bool atomic) const {
   const uint32_t simd = current_ / kSimdWidth;
-  return {run_, collective_ ? Stamp::kWholeGroup + simd : current_, threadgroup ? epoch_threadgroup_ : epoch_device_,
+  return {run_, collective_ ? Stamp::kWholeGroup + simd : current_,
+          threadgroup ? epoch_threadgroup_ : epoch_device_,
           threadgroup ? simds_[simd].epoch_threadgroup : simds_[simd].epoch_device, atomic};
 }
 
@@ -79,13 +81,15 @@ void Group::report_conflict(const Target& target, uintptr_t address, bool write,
   const Run& run = history_->runs[earlier.run() - history_->begin];
   const std::string group = fmt::format("threadgroup ({}, {}, {})", run.group.x, run.group.y, run.group.z);
   if (run.work == work_) {
-    refuse(fmt::format("data race: {} was {} by {} of {} and is {} by {} here: threadgroups of one dispatch are not ordered",
-                       what, did(earlier_write, earlier), who(earlier), group, did(write, now), who(now)));
+    refuse(fmt::format(
+        "data race: {} was {} by {} of {} and is {} by {} here: threadgroups of one dispatch are not ordered",
+        what, did(earlier_write, earlier), who(earlier), group, did(write, now), who(now)));
   }
-  refuse(fmt::format("missing barrier: {} was {} by {} of {} in dispatch {} (kernel '{}') and is {} by {} here, in "
-                     "dispatch {}",
-                     what, did(earlier_write, earlier), who(earlier), group, run.work->number, run.work->kernel->name,
-                     did(write, now), who(now), work_->number));
+  refuse(fmt::format(
+      "missing barrier: {} was {} by {} of {} in dispatch {} (kernel '{}') and is {} by {} here, in "
+      "dispatch {}",
+      what, did(earlier_write, earlier), who(earlier), group, run.work->number, run.work->kernel->name,
+      did(write, now), who(now), work_->number));
 }
 
 void Group::touch(const Target& target, Cell* cells, size_t bytes, bool write, Stamp now) {
@@ -94,11 +98,11 @@ void Group::touch(const Target& target, Cell* cells, size_t bytes, bool write, S
     return earlier.run() >= oldest && !(earlier.atomic() && now.atomic()) &&
            (earlier.run() != run_ || !now.after(earlier));
   };
-  const auto base = target.variable != nullptr ? reinterpret_cast<Cell*>(arena_cells_.data()) + target.variable->offset
-                                               : target.bound->cells;
-  const uintptr_t origin = target.variable != nullptr
-                               ? target.begin
-                               : reinterpret_cast<uintptr_t>(target.bound->storage->data());
+  const auto base = target.variable != nullptr
+                        ? reinterpret_cast<Cell*>(arena_cells_.data()) + target.variable->offset
+                        : target.bound->cells;
+  const uintptr_t origin =
+      target.variable != nullptr ? target.begin : reinterpret_cast<uintptr_t>(target.bound->storage->data());
   for (size_t i = 0; i < bytes; ++i) {
     Cell& cell = cells[i];
     const uintptr_t address = origin + static_cast<size_t>(&cell - base);
@@ -123,7 +127,8 @@ void Group::touch(const Target& target, Cell* cells, size_t bytes, bool write, S
 
 void Group::check_written(const Target& target, uintptr_t address, size_t bytes) {
   if (target.variable != nullptr) {
-    const Cell* cells = reinterpret_cast<Cell*>(arena_cells_.data()) + (address - reinterpret_cast<uintptr_t>(arena_.data()));
+    const Cell* cells =
+        reinterpret_cast<Cell*>(arena_cells_.data()) + (address - reinterpret_cast<uintptr_t>(arena_.data()));
     for (size_t i = 0; i < bytes; ++i) {
       if (cells[i].write.run() != run_) {
         refuse(fmt::format("{} is read by {}, but was never written", name_of(target, address + i),
@@ -168,15 +173,18 @@ void Group::access(const void* pointer, size_t bytes, bool write, bool atomic) {
     report_outside(address, bytes, write);
   }
   if (address % bytes != 0) {
-    refuse(fmt::format("{}: {} bytes are {} at once by {}, but do not lie at a multiple of {}", name_of(target, address),
-                       bytes, write ? "written" : "read", triple_of(current_), bytes));
+    refuse(fmt::format("{}: {} bytes are {} at once by {}, but do not lie at a multiple of {}",
+                       name_of(target, address), bytes, write ? "written" : "read", triple_of(current_),
+                       bytes));
   }
   if (!write) {
     check_written(target, address, bytes);
   }
   if (target.variable != nullptr) {
-    touch(target, reinterpret_cast<Cell*>(arena_cells_.data()) + (address - reinterpret_cast<uintptr_t>(arena_.data())),
-          bytes, write, stamp(true, atomic));
+    touch(
+        target,
+        reinterpret_cast<Cell*>(arena_cells_.data()) + (address - reinterpret_cast<uintptr_t>(arena_.data())),
+        bytes, write, stamp(true, atomic));
     return;
   }
   const Bound& bound = *target.bound;
@@ -195,7 +203,8 @@ void Group::access(const void* pointer, size_t bytes, bool write, bool atomic) {
 
 // In words that start from the nearest thing below the address.
 void Group::report_outside(uintptr_t address, size_t bytes, bool write) {
-  const std::string did = fmt::format("{} bytes are {} by {}", bytes, write ? "written" : "read", triple_of(current_));
+  const std::string did =
+      fmt::format("{} bytes are {} by {}", bytes, write ? "written" : "read", triple_of(current_));
   const auto arena = reinterpret_cast<uintptr_t>(arena_.data());
   if (address - arena < kArenaBytes) {
     const Variable* nearest = nullptr;
@@ -227,9 +236,11 @@ void Group::report_outside(uintptr_t address, size_t bytes, bool write) {
   const auto offset = static_cast<int64_t>(address) - static_cast<int64_t>(nearest->begin);
   const auto size = static_cast<int64_t>(nearest->parameter->element_bytes);
   const int64_t element = offset >= 0 ? offset / size : -((size - 1 - offset) / size);
-  refuse(fmt::format("out of bounds: {} at element {} (byte {}) of buffer '{}' ({}), which is bound with {} elements ({} bytes)",
-                     did, element, offset, nearest->parameter->name, nearest->storage->label(),
-                     (nearest->end - nearest->begin) / static_cast<uintptr_t>(size), nearest->end - nearest->begin));
+  refuse(fmt::format(
+      "out of bounds: {} at element {} (byte {}) of buffer '{}' ({}), which is bound with {} elements ({} "
+      "bytes)",
+      did, element, offset, nearest->parameter->name, nearest->storage->label(),
+      (nearest->end - nearest->begin) / static_cast<uintptr_t>(size), nearest->end - nearest->begin));
 }
 
 }  // namespace lily::metal::emulator
@@ -247,8 +258,8 @@ void refuse(const char* what, const char* file, int line) {
 
 }  // namespace lily_metal
 
-// The calls that the compiler puts before accesses. A copy of more than 16 bytes is one of memory functions; the
-// translated text names those below in place of the C library's.
+// The calls that the compiler puts before accesses. A copy of more than 16 bytes is one of memory functions;
+// the translated text names those below in place of the C library's.
 using lily::metal::emulator::Group;
 
 // By the byte where the type does not promise an alignment.
@@ -260,7 +271,7 @@ static void each_byte(const void* address, size_t bytes, bool write) {
 
 extern "C" {
 void __tsan_init() {}
-#define LILY_HOOK(size)                                                                            \
+#define LILY_HOOK(size)                                                                           \
   void __tsan_read##size(void* address) { Group::running().access(address, size, false, false); } \
   void __tsan_write##size(void* address) { Group::running().access(address, size, true, false); }
 LILY_HOOK(1)
@@ -269,8 +280,8 @@ LILY_HOOK(4)
 LILY_HOOK(8)
 LILY_HOOK(16)
 #undef LILY_HOOK
-#define LILY_HOOK(size)                                                                     \
-  void __tsan_unaligned_read##size(void* address) { each_byte(address, size, false); }     \
+#define LILY_HOOK(size)                                                                \
+  void __tsan_unaligned_read##size(void* address) { each_byte(address, size, false); } \
   void __tsan_unaligned_write##size(void* address) { each_byte(address, size, true); }
 LILY_HOOK(2)
 LILY_HOOK(4)

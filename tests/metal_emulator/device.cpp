@@ -71,8 +71,8 @@ struct EmulatedLibrary final : Library {
       const auto is_it = [&](const ConstantValue& value) { return value.variable == declared.variable; };
       const bool used = (made->kernel->constants >> i & 1) != 0;
       if (used && std::none_of(made->constants.begin(), made->constants.end(), is_it)) {
-        return fail(ErrorKind::internal, "metal kernel '{}': function constant {} ('{}') is not set", spec.kernel,
-                    declared.index, declared.name);
+        return fail(ErrorKind::internal, "metal kernel '{}': function constant {} ('{}') is not set",
+                    spec.kernel, declared.index, declared.name);
       }
     }
     return made;
@@ -86,8 +86,9 @@ struct EmulatedLibrary final : Library {
       }
       const char given = "biuf"[constant.value.index()];
       if (given != declared.type) {
-        return fail(ErrorKind::internal, "metal kernel '{}': function constant {} ('{}') is of type {}, {} was given",
-                    kernel, constant.index, declared.name, declared.type, given);
+        return fail(ErrorKind::internal,
+                    "metal kernel '{}': function constant {} ('{}') is of type {}, {} was given", kernel,
+                    constant.index, declared.name, declared.type, given);
       }
       ConstantValue value{declared.variable, 0};
       std::visit([&](auto v) { std::memcpy(&value.bits, &v, sizeof v); }, constant.value);
@@ -182,7 +183,8 @@ class Queue {
       const lily_metal::Triple at{number % work.groups.x, number / work.groups.x % work.groups.y,
                                   number / (work.groups.x * work.groups.y)};
       if (auto fault = group_.run(work, at, history_)) {
-        encoded.fault = "metal emulator: " + *fault + (encoded.label.empty() ? "" : ", in '" + encoded.label + "'");
+        encoded.fault =
+            "metal emulator: " + *fault + (encoded.label.empty() ? "" : ", in '" + encoded.label + "'");
         return;
       }
     }
@@ -225,13 +227,15 @@ class EmulatedCommands final : public Commands {
 
   void set_buffer(uint32_t index, const Buffer& buffer, size_t offset, size_t bytes) override {
     const auto& given = static_cast<const EmulatedBuffer&>(buffer);
-    if (index >= kMaxBindings || offset > buffer.size() || (bytes != kRest && bytes > buffer.size() - offset)) {
+    if (index >= kMaxBindings || offset > buffer.size() ||
+        (bytes != kRest && bytes > buffer.size() - offset)) {
       fault("buffer '{}' of {} bytes at index {}: bytes [{}, +{}) are not in it", given.storage->label(),
             buffer.size(), index, offset, bytes);
       return;
     }
     if (offset % 4 != 0) {
-      fault("buffer '{}' at index {}: offset {} is not a multiple of 4", given.storage->label(), index, offset);
+      fault("buffer '{}' at index {}: offset {} is not a multiple of 4", given.storage->label(), index,
+            offset);
       return;
     }
     bound_[index] = {given.storage, offset, bytes == kRest ? buffer.size() - offset : bytes};
@@ -249,7 +253,8 @@ class EmulatedCommands final : public Commands {
 
   void set_threadgroup_bytes(uint32_t index, size_t bytes) override {
     if (index >= kMaxBindings || bytes % 16 != 0 || bytes > kThreadgroupBytes) {
-      fault("threadgroup memory {} of {} bytes: expected a multiple of 16, at most {}", index, bytes, kThreadgroupBytes);
+      fault("threadgroup memory {} of {} bytes: expected a multiple of 16, at most {}", index, bytes,
+            kThreadgroupBytes);
       return;
     }
     threadgroup_bytes_[index] = static_cast<uint32_t>(bytes);
@@ -270,7 +275,8 @@ class EmulatedCommands final : public Commands {
 
   Result<void> commit() override {
     if (committed_) {
-      return fail(ErrorKind::internal, "metal emulator: command buffer '{}' was committed before", encoded_->label);
+      return fail(ErrorKind::internal, "metal emulator: command buffer '{}' was committed before",
+                  encoded_->label);
     }
     committed_ = true;
     if (fault_) {
@@ -284,7 +290,8 @@ class EmulatedCommands final : public Commands {
 
   Result<void> wait() override {
     if (!committed_ || fault_) {
-      return fail(ErrorKind::internal, "metal emulator: command buffer '{}' was not committed", encoded_->label);
+      return fail(ErrorKind::internal, "metal emulator: command buffer '{}' was not committed",
+                  encoded_->label);
     }
     queue_->finish(*encoded_);
     if (encoded_->fault) {
@@ -315,8 +322,8 @@ class EmulatedCommands final : public Commands {
       return nullptr;
     }
     if (threads.count() == 0 || threads.count() > kernel_->max_threads || threads.count() % kSimdWidth != 0) {
-      fault("kernel '{}': {} x {} x {} threads of a threadgroup: expected a multiple of {}, at most {}", kernel_->name,
-            threads.x, threads.y, threads.z, kSimdWidth, kernel_->max_threads);
+      fault("kernel '{}': {} x {} x {} threads of a threadgroup: expected a multiple of {}, at most {}",
+            kernel_->name, threads.x, threads.y, threads.z, kSimdWidth, kernel_->max_threads);
       return nullptr;
     }
     auto work = std::make_unique<Work>();
@@ -337,7 +344,8 @@ class EmulatedCommands final : public Commands {
     if (parameter.space == lily_metal::Space::in_threadgroup) {
       work.threadgroup_bytes[parameter.index] = threadgroup_bytes_[parameter.index];
       if (threadgroup_bytes_[parameter.index] == 0) {
-        fault("kernel '{}': threadgroup memory {} ('{}') has no size", kernel_->name, parameter.index, parameter.name);
+        fault("kernel '{}': threadgroup memory {} ('{}') has no size", kernel_->name, parameter.index,
+              parameter.name);
       }
       return !fault_;
     }
@@ -347,8 +355,8 @@ class EmulatedCommands final : public Commands {
       return false;
     }
     if (parameter.reference && binding.bytes < parameter.element_bytes) {
-      fault("kernel '{}': buffer {} ('{}') has {} bytes, {} are needed", kernel_->name, parameter.index, parameter.name,
-            binding.bytes, parameter.element_bytes);
+      fault("kernel '{}': buffer {} ('{}') has {} bytes, {} are needed", kernel_->name, parameter.index,
+            parameter.name, binding.bytes, parameter.element_bytes);
       return false;
     }
     std::byte* begin = binding.storage->data() + binding.offset;
@@ -375,7 +383,8 @@ class EmulatedDevice final : public Device {
   explicit EmulatedDevice(EmulatorOptions options)
       : options_(std::move(options)), queue_(std::make_shared<Queue>(options_.seed)) {
     const auto page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
-    traits_ = {"emulated", static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page, options_.max_buffer_bytes, page};
+    traits_ = {"emulated", static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * page, options_.max_buffer_bytes,
+               page};
   }
 
   const Traits& traits() const override { return traits_; }
@@ -397,9 +406,10 @@ class EmulatedDevice final : public Device {
   }
 
   Result<std::unique_ptr<Buffer>> map(const void* address, size_t bytes, std::string_view label) override {
-    if (bytes == 0 || bytes % traits_.page_bytes != 0 || reinterpret_cast<uintptr_t>(address) % traits_.page_bytes != 0) {
-      return fail(ErrorKind::internal, "metal mapping '{}': {} bytes at {} are not whole pages of {}", label, bytes,
-                  address, traits_.page_bytes);
+    if (bytes == 0 || bytes % traits_.page_bytes != 0 ||
+        reinterpret_cast<uintptr_t>(address) % traits_.page_bytes != 0) {
+      return fail(ErrorKind::internal, "metal mapping '{}': {} bytes at {} are not whole pages of {}", label,
+                  bytes, address, traits_.page_bytes);
     }
     if (bytes > traits_.max_buffer_bytes) {
       return fail(ErrorKind::limit, "metal mapping '{}': {} bytes, expected at most {}", label, bytes,
@@ -417,7 +427,8 @@ class EmulatedDevice final : public Device {
         return std::make_unique<EmulatedLibrary>(*module);
       }
     }
-    return fail(ErrorKind::internal, "metal emulator: the library '{}' is not one that was translated when this was built",
+    return fail(ErrorKind::internal,
+                "metal emulator: the library '{}' is not one that was translated when this was built",
                 source.name);
   }
 

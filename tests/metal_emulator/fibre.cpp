@@ -44,7 +44,8 @@ void Fibre::prepare(std::byte* bottom, std::byte* top, void (*entry)()) {
 void Fibre::change(Fibre& from, Fibre& to) { swapcontext(&from.context_, &to.context_); }
 #else
 void Fibre::prepare(std::byte*, std::byte* top, void (*entry)()) {
-  // What lily_metal_change pops: six registers, the address it returns to; then that of a caller, which is none.
+  // What lily_metal_change pops: six registers, the address it returns to; then that of a caller, which is
+  // none.
   auto* words = reinterpret_cast<void**>(top) - 8;
   for (int i = 0; i < 8; ++i) {
     words[i] = nullptr;
@@ -70,7 +71,8 @@ bool Stacks::reserve(size_t count) {
     base_ = nullptr;
     count_ = 0;
   }
-  void* memory = mmap(nullptr, count * kBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory = mmap(nullptr, count * kBytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) {
     return false;
   }

@@ -1,5 +1,5 @@
-// A thread of a kernel: a stack of its own, switched by hand. x86-64 has a switch of its own; other processors use
-// ucontext, which costs two calls of the system for each switch.
+// A thread of a kernel: a stack of its own, switched by hand. x86-64 has a switch of its own; other
+// processors use ucontext, which costs two calls of the system for each switch.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,8 @@ namespace lily::metal::emulator {
 
 class Fibre {
  public:
-  // The next switch to it starts `entry`, which never returns, on the stack that ends at `top` (16-byte aligned).
+  // The next switch to it starts `entry`, which never returns, on the stack that ends at `top` (16-byte
+  // aligned).
   void prepare(std::byte* bottom, std::byte* top, void (*entry)());
   static void change(Fibre& from, Fibre& to);  // returns when something changes to `from`
 

@@ -8,7 +8,6 @@
 namespace lily::metal::emulator {
 namespace {
 
-
 constexpr uint32_t kArenaGap = 256;
 
 thread_local Group* t_running = nullptr;
@@ -113,8 +112,8 @@ void Group::next(Fibre& from) {
 }
 
 void Group::refuse(const std::string& what) {
-  fault_ = fmt::format("kernel '{}', threadgroup ({}, {}, {}): {}", work_->kernel->name, group_.x, group_.y, group_.z,
-                       what);
+  fault_ = fmt::format("kernel '{}', threadgroup ({}, {}, {}): {}", work_->kernel->name, group_.x, group_.y,
+                       group_.z, what);
   // The threads are left where they are; their stacks are used again.
   Fibre gone;
   Fibre::change(gone, main_);
@@ -131,8 +130,9 @@ std::string Group::triple_of(uint32_t thread) const {
 
 std::string Group::where(const Thread& thread) const {
   const std::string name = triple_of(thread.call.index);
-  return thread.at == At::returned ? name + " has returned"
-                                   : fmt::format("{} is at {}:{} in {}", name, thread.file, thread.line, thread.what);
+  return thread.at == At::returned
+             ? name + " has returned"
+             : fmt::format("{} is at {}:{} in {}", name, thread.file, thread.line, thread.what);
 }
 
 // No thread can go on, and some have not returned.
@@ -150,14 +150,15 @@ std::string Group::stuck() const {
     if (waiting->at == At::meeting && i / kSimdWidth != waiting->call.index / kSimdWidth) {
       continue;  // only its own SIMD group keeps it waiting
     }
-    if (thread.at != waiting->at || thread.line != waiting->line || std::strcmp(thread.what, waiting->what) != 0) {
+    if (thread.at != waiting->at || thread.line != waiting->line ||
+        std::strcmp(thread.what, waiting->what) != 0) {
       other = &thread;
       break;
     }
   }
-  return fmt::format("kernel '{}', threadgroup ({}, {}, {}): divergent {}: {}, but {}", work_->kernel->name, group_.x,
-                     group_.y, group_.z, waiting->at == At::barrier ? "barrier" : "SIMD function", where(*waiting),
-                     other == nullptr ? "others never come" : where(*other));
+  return fmt::format("kernel '{}', threadgroup ({}, {}, {}): divergent {}: {}, but {}", work_->kernel->name,
+                     group_.x, group_.y, group_.z, waiting->at == At::barrier ? "barrier" : "SIMD function",
+                     where(*waiting), other == nullptr ? "others never come" : where(*other));
 }
 
 void Group::wait_as(At at, const char* what, const char* file, int line) {
@@ -178,22 +179,26 @@ void Group::wake(uint32_t first, uint32_t count) {
 }
 
 void Group::check_same_call(const Thread& first, const Thread& here) {
-  if (first.line != here.line || std::strcmp(first.what, here.what) != 0 || std::strcmp(first.file, here.file) != 0) {
-    refuse(fmt::format("divergent {}: {}, but {}", here.at == At::barrier ? "barrier" : "SIMD function", where(first),
-                       where(here)));
+  if (first.line != here.line || std::strcmp(first.what, here.what) != 0 ||
+      std::strcmp(first.file, here.file) != 0) {
+    refuse(fmt::format("divergent {}: {}, but {}", here.at == At::barrier ? "barrier" : "SIMD function",
+                       where(first), where(here)));
   }
 }
 
-// Threads that meet, or one that returns beside its SIMD group's others, have done the same operations on matrices.
+// Threads that meet, or one that returns beside its SIMD group's others, have done the same operations on
+// matrices.
 void Group::check_matrix_steps(uint32_t first, uint32_t count) {
   for (uint32_t i = first; i < first + count; ++i) {
     const Thread& leader = threads_[i / kSimdWidth * kSimdWidth];
     const Thread& thread = threads_[i];
     const bool comparable = count > 1 || leader.at == At::returned;
-    if (comparable && (leader.matrix_steps != thread.matrix_steps || leader.matrix_hash != thread.matrix_hash)) {
-      refuse(fmt::format("divergent SIMD function: {} and {} of one SIMD group did {} and {} operations on matrices, or "
-                         "not the same ones",
-                         triple_of(leader.call.index), triple_of(i), leader.matrix_steps, thread.matrix_steps));
+    if (comparable &&
+        (leader.matrix_steps != thread.matrix_steps || leader.matrix_hash != thread.matrix_hash)) {
+      refuse(fmt::format(
+          "divergent SIMD function: {} and {} of one SIMD group did {} and {} operations on matrices, or "
+          "not the same ones",
+          triple_of(leader.call.index), triple_of(i), leader.matrix_steps, thread.matrix_steps));
     }
   }
 }
@@ -229,7 +234,8 @@ void Group::group_barrier(unsigned flags, const char* file, int line) {
 lily_metal::Meeting Group::meeting() {
   Thread& thread = threads_[current_];
   Simd& simd = simds_[current_ / kSimdWidth];
-  const uint32_t side = thread.meetings++ % 2;  // the results of the last meeting may not have been read by all
+  const uint32_t side =
+      thread.meetings++ % 2;  // the results of the last meeting may not have been read by all
   return {simd.in[side].data(), simd.out[side].data(), current_ % kSimdWidth};
 }
 
@@ -276,8 +282,8 @@ void Group::simd_barrier(unsigned flags, const char* file, int line) {
 bool Group::matrix_turn(const char* what, const void* operand, const char*, int line) {
   Thread& thread = threads_[current_];
   ++thread.matrix_steps;
-  thread.matrix_hash = (thread.matrix_hash ^ reinterpret_cast<uintptr_t>(what) ^ reinterpret_cast<uintptr_t>(operand) ^
-                        static_cast<uint64_t>(line) << 48) *
+  thread.matrix_hash = (thread.matrix_hash ^ reinterpret_cast<uintptr_t>(what) ^
+                        reinterpret_cast<uintptr_t>(operand) ^ static_cast<uint64_t>(line) << 48) *
                        0x100000001b3u;
   return current_ % kSimdWidth == 0;
 }
@@ -318,10 +324,16 @@ using lily::metal::emulator::Group;
 void* shared_memory(unsigned long bytes, const char* name, int line) {
   return Group::running().shared_memory(bytes, name, line);
 }
-void group_barrier(unsigned flags, const char* file, int line) { Group::running().group_barrier(flags, file, line); }
-void simd_barrier(unsigned flags, const char* file, int line) { Group::running().simd_barrier(flags, file, line); }
+void group_barrier(unsigned flags, const char* file, int line) {
+  Group::running().group_barrier(flags, file, line);
+}
+void simd_barrier(unsigned flags, const char* file, int line) {
+  Group::running().simd_barrier(flags, file, line);
+}
 Meeting meeting() { return Group::running().meeting(); }
-bool arrive(const char* what, const char* file, int line) { return Group::running().arrive(what, file, line); }
+bool arrive(const char* what, const char* file, int line) {
+  return Group::running().arrive(what, file, line);
+}
 void release() { Group::running().release(); }
 bool matrix_turn(const char* what, const void* operand, const char* file, int line) {
   return Group::running().matrix_turn(what, operand, file, line);

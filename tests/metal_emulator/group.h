@@ -1,5 +1,5 @@
-// Executes one threadgroup: its threads as fibres in a random order, its barriers and the meetings of its SIMD
-// groups, its threadgroup memory, and, for checked kernels, every access.
+// Executes one threadgroup: its threads as fibres in a random order, its barriers and the meetings of its
+// SIMD groups, its threadgroup memory, and, for checked kernels, every access.
 #pragma once
 
 #include <array>
@@ -34,7 +34,8 @@ struct Bound {
   uintptr_t begin = 0, end = 0;
   Storage* storage = nullptr;
   const lily_metal::Parameter* parameter = nullptr;
-  Cell* cells = nullptr;  // of byte 0 of the storage; nullptr where no dispatch of the command buffer writes it
+  Cell* cells =
+      nullptr;  // of byte 0 of the storage; nullptr where no dispatch of the command buffer writes it
 };
 
 struct ConstantValue {
@@ -146,8 +147,8 @@ class Group {
   void check_written(const Target& target, uintptr_t address, size_t bytes);
   std::string name_of(const Target& target, uintptr_t address) const;
   std::string who(Stamp stamp) const;
-  [[noreturn]] void report_conflict(const Target& target, uintptr_t address, bool write, Stamp now, Stamp earlier,
-                                    bool earlier_write);
+  [[noreturn]] void report_conflict(const Target& target, uintptr_t address, bool write, Stamp now,
+                                    Stamp earlier, bool earlier_write);
 
   Random random_;
   Stacks stacks_;

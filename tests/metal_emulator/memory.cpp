@@ -7,7 +7,8 @@
 namespace lily::metal::emulator {
 namespace {
 
-// Not a number as float, and both halves not a number as half or bfloat. Of 4,096 such words the place decides.
+// Not a number as float, and both halves not a number as half or bfloat. Of 4,096 such words the place
+// decides.
 uint32_t poison(size_t word) {
   const uint64_t mixed = (word + 1) * 0x9e3779b97f4a7c15u;
   return 0xffc0ffc0u | (mixed >> 58 << 16) | (mixed >> 40 & 0x3f);
@@ -25,7 +26,8 @@ unsigned changed_bytes(uint32_t difference) {
 }  // namespace
 
 Pages::Pages(size_t bytes) {
-  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* memory =
+      mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory != MAP_FAILED) {
     data_ = static_cast<std::byte*>(memory);
     bytes_ = bytes;
@@ -41,7 +43,8 @@ Pages::~Pages() {
 void Pages::clear() {
   if (data_ != nullptr) {
     // New pages in place of the old ones.
-    mmap(data_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    mmap(data_, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1,
+         0);
   }
 }
 

@@ -9,9 +9,9 @@
 
 namespace lily::metal::emulator {
 
-// Who touched a byte: run (a threadgroup of a dispatch, counted), whether by an atomic operation, the thread (from
-// kWholeGroup on: a SIMD group as a whole), the barriers of the group and then of the SIMD group that it had passed.
-// 0 = nobody.
+// Who touched a byte: run (a threadgroup of a dispatch, counted), whether by an atomic operation, the thread
+// (from kWholeGroup on: a SIMD group as a whole), the barriers of the group and then of the SIMD group that
+// it had passed. 0 = nobody.
 class Stamp {
  public:
   static constexpr uint32_t kWholeGroup = 1024;
@@ -38,7 +38,8 @@ class Stamp {
   uint64_t bits_ = 0;
 };
 
-// Of one byte. `other` is an earlier read that `read` is not ordered after, of another group if there was one.
+// Of one byte. `other` is an earlier read that `read` is not ordered after, of another group if there was
+// one.
 struct Cell {
   Stamp write, read, other;
 };
@@ -68,8 +69,8 @@ class Pages {
 
 class Storage {
  public:
-  // Memory of its own, filled with words that are no number as float, half or bfloat, each another one. `checked`:
-  // what was never written is told apart by these words, until something has written them.
+  // Memory of its own, filled with words that are no number as float, half or bfloat, each another one.
+  // `checked`: what was never written is told apart by these words, until something has written them.
   static std::shared_ptr<Storage> allocate(size_t bytes, std::string label, bool checked);
   // Memory of the host: all of it counts as written, and the device may not write it.
   static std::shared_ptr<Storage> borrow(const void* data, size_t bytes, std::string label);
@@ -87,8 +88,8 @@ class Storage {
   size_t first_unwritten(size_t offset, size_t bytes) const;
   void mark_written(size_t offset, size_t bytes);
 
-  // The cells of all bytes, made on first use, and empty where `generation` is not that of the last call; nullptr:
-  // no memory.
+  // The cells of all bytes, made on first use, and empty where `generation` is not that of the last call;
+  // nullptr: no memory.
   Cell* cells(uint32_t generation);
 
  private:

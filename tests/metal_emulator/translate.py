@@ -175,6 +175,18 @@ def check_scope(source: Source) -> None:
                 source.fault(match.start(), f"{match.group(1)} calls itself")
 
 
+def check_pointers(source: Source) -> None:
+    """Every pointer and reference says what it points into."""
+    declared = re.findall(r"\b(?:struct|class|typename|using)\s+(\w+)", source.code) + re.findall(r"\btypedef\b[^;]*?(\w+)\s*;", source.code)
+    builtin = "bool half float bfloat u?char u?short u?int u?long size_t u?int(?:8|16|32|64)_t atomic_\\w+ simdgroup_\\w+".split()
+    builtin += ["(?:half|float|bfloat|u?char|u?short|u?int|u?long)[234]"]
+    pattern = (rf"((?:\b(?:{SPACES}|const)\s+)*)(?<![\w.])(?:{'|'.join(builtin + declared)})(?:\s*<[^<>;(){{}}]*>)?"
+               rf"(?:\s+const)?\s*([*&])(?![&=])")
+    for match in re.finditer(pattern, source.code):
+        if not re.search(rf"\b({SPACES})\b", match.group(1)):
+            source.fault(match.start(), f"'{' '.join(match.group(0).split())}': has no address space")
+
+
 def parameter_of(source: Source, at: int, text: str) -> dict | None:
     attribute = re.search(r"\[\[\s*(\w+)\s*(?:\(\s*(\w+)\s*\))?\s*\]\]", text)
     declaration = re.match(r"\s*(.*?)\s*([*&]?)\s*(\w+)\s*(?:\[\[.*)?$", text, flags=re.S)
@@ -250,6 +262,8 @@ def rewrite(source: Source, bodies: list[tuple[int, int]]) -> tuple[str, list[tu
     edits, constants = [], []
     for match in re.finditer(r"^[ \t]*#[ \t]*include[^\n]*", source.text, flags=re.M):
         edits.append((match.start(), match.end(), ""))
+    for match in re.finditer(r"\[\[\s*threadgroup\s*\([^)]*\)\s*\]\]", source.code):
+        edits.append((match.start(), match.end(), ""))  # the word is a macro
     shared = r"\bthreadgroup\s+([A-Za-z_][\w:]*(?:\s*<[^;<>]*>)?)\s+(\w+)\s*((?:\[[^\]\[]+\]\s*)*)([;=,])"
     for match in re.finditer(shared, source.code):
         inside = any(start < match.start() < end for start, end in bodies)
@@ -362,6 +376,7 @@ def main() -> int:
     source = Source(name, path.read_text())
     check_words(source)
     check_scope(source)
+    check_pointers(source)
     kernels, bodies = kernels_of(source)
     text, constants = rewrite(source, bodies)
     if not kernels:

@@ -4,7 +4,7 @@ set -euo pipefail
 root="$(cd "$(dirname "$0")/../.." && pwd)"
 out="$(mktemp -d)"
 trap 'rm -rf "$out"' EXIT
-flags=(-std=c++14 -Wall -Wno-unknown-attributes -Wno-unused-function -Wno-unused-const-variable -Wno-unknown-pragmas
+flags=(-std=c++14 -Wall -Wvla -Werror -Wno-unknown-attributes -Wno-unused-function -Wno-unused-const-variable -Wno-unknown-pragmas
   -fno-exceptions -fno-rtti "-I$root/tests/metal_emulator/shim" -fsyntax-only)
 status=0
 for file in "$@"; do

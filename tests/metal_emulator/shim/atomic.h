@@ -32,13 +32,13 @@ LILY_QUIET inline void atomic_store_explicit(P object, T value, memory_order) {
   LILY_ATOMIC(object, false, true);
   object->lily_value = value;
 }
-#define LILY_FETCH(name, expression)                          \
-  template <class P, class T>                                 \
-  LILY_QUIET inline auto name(P object, T b, memory_order) {  \
-    LILY_ATOMIC(object, true, true);                          \
-    auto a = object->lily_value;                              \
-    object->lily_value = expression;                          \
-    return a;                                                 \
+#define LILY_FETCH(name, expression)                         \
+  template <class P, class T>                                \
+  LILY_QUIET inline auto name(P object, T b, memory_order) { \
+    LILY_ATOMIC(object, true, true);                         \
+    auto a = object->lily_value;                             \
+    object->lily_value = expression;                         \
+    return a;                                                \
   }
 LILY_FETCH(atomic_exchange_explicit, b)
 LILY_FETCH(atomic_fetch_add_explicit, a + b)

@@ -22,39 +22,39 @@ inline To as_type(From from) {
   return to;
 }
 
-#define LILY_ELEMENTWISE(name)                                       \
-  template <class V>                                                 \
-  inline typename When<Parts<V>::size != 0, V>::type name(V v) {     \
-    V result;                                                        \
-    for (int i = 0; i < Parts<V>::size; ++i) {                       \
-      result[i] = name(v[i]);                                        \
-    }                                                                \
-    return result;                                                   \
+#define LILY_ELEMENTWISE(name)                                   \
+  template <class V>                                             \
+  inline typename When<Parts<V>::size != 0, V>::type name(V v) { \
+    V result;                                                    \
+    for (int i = 0; i < Parts<V>::size; ++i) {                   \
+      result[i] = name(v[i]);                                    \
+    }                                                            \
+    return result;                                               \
   }
-#define LILY_ELEMENTWISE_2(name)                                        \
-  template <class V>                                                    \
-  inline typename When<Parts<V>::size != 0, V>::type name(V a, V b) {   \
-    V result;                                                           \
-    for (int i = 0; i < Parts<V>::size; ++i) {                          \
-      result[i] = name(a[i], b[i]);                                     \
-    }                                                                   \
-    return result;                                                      \
+#define LILY_ELEMENTWISE_2(name)                                      \
+  template <class V>                                                  \
+  inline typename When<Parts<V>::size != 0, V>::type name(V a, V b) { \
+    V result;                                                         \
+    for (int i = 0; i < Parts<V>::size; ++i) {                        \
+      result[i] = name(a[i], b[i]);                                   \
+    }                                                                 \
+    return result;                                                    \
   }
-#define LILY_ELEMENTWISE_3(name)                                             \
-  template <class V>                                                         \
-  inline typename When<Parts<V>::size != 0, V>::type name(V a, V b, V c) {   \
-    V result;                                                                \
-    for (int i = 0; i < Parts<V>::size; ++i) {                               \
-      result[i] = name(a[i], b[i], c[i]);                                    \
-    }                                                                        \
-    return result;                                                           \
+#define LILY_ELEMENTWISE_3(name)                                           \
+  template <class V>                                                       \
+  inline typename When<Parts<V>::size != 0, V>::type name(V a, V b, V c) { \
+    V result;                                                              \
+    for (int i = 0; i < Parts<V>::size; ++i) {                             \
+      result[i] = name(a[i], b[i], c[i]);                                  \
+    }                                                                      \
+    return result;                                                         \
   }
-#define LILY_UNARY(name, expression)                                  \
-  inline float name(float x) { return expression; }                   \
-  inline half name(half value) {                                      \
-    const float x = static_cast<float>(value);                        \
-    return static_cast<half>(static_cast<float>(expression));         \
-  }                                                                   \
+#define LILY_UNARY(name, expression)                          \
+  inline float name(float x) { return expression; }           \
+  inline half name(half value) {                              \
+    const float x = static_cast<float>(value);                \
+    return static_cast<half>(static_cast<float>(expression)); \
+  }                                                           \
   LILY_ELEMENTWISE(name)
 LILY_UNARY(exp, __builtin_expf(x))
 LILY_UNARY(exp2, __builtin_exp2f(x))
@@ -97,9 +97,9 @@ LILY_ELEMENTWISE_2(fmax)
 LILY_ELEMENTWISE_2(fmin)
 
 // Both arguments of one type, as Metal's overloads want it.
-#define LILY_INTEGER(T)                                              \
-  inline T max(T a, T b) { return a > b ? a : b; }                   \
-  inline T min(T a, T b) { return a < b ? a : b; }                   \
+#define LILY_INTEGER(T)                                                 \
+  inline T max(T a, T b) { return a > b ? a : b; }                      \
+  inline T min(T a, T b) { return a < b ? a : b; }                      \
   inline T clamp(T x, T low, T high) { return min(max(x, low), high); } \
   inline T popcount(T x) { return T(__builtin_popcountl((unsigned long)x & (~0ul >> (64 - 8 * sizeof(T))))); }
 LILY_INTEGER(char)

@@ -1,5 +1,5 @@
-// simdgroup_matrix: held whole by thread 0 of the SIMD group, which executes its operations; the other threads pass
-// by and are held to doing the same ones. Elements lie row by row.
+// simdgroup_matrix: held whole by thread 0 of the SIMD group, which executes its operations; the other
+// threads pass by and are held to doing the same ones. Elements lie row by row.
 #pragma once
 
 #include "simd.h"
@@ -37,8 +37,8 @@ inline simdgroup_matrix<T, Columns, Rows> make_filled_simdgroup_matrix(T value) 
   return matrix;
 }
 
-// Element (row, column) is at pointer[(origin.y + row) * elements_per_row + origin.x + column]; transposed, rows and
-// columns change places in the matrix.
+// Element (row, column) is at pointer[(origin.y + row) * elements_per_row + origin.x + column]; transposed,
+// rows and columns change places in the matrix.
 template <class T, class P>
 inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, P pointer, ulong elements_per_row = 8,
                            ulong2 origin = 0, bool transpose = false, LILY_HERE) {
@@ -46,7 +46,8 @@ inline void simdgroup_load(simdgroup_matrix<T, 8, 8>& matrix, P pointer, ulong e
   matrix.lily_elements[0] = pointer[origin.y * elements_per_row + origin.x + (transpose ? 1 : 0)];
   (void)file, (void)line;
 #else
-  static_assert(lily_metal::Same<T, typename lily_metal::Pointee<P>::type>::value, "a matrix of the memory's type");
+  static_assert(lily_metal::Same<T, typename lily_metal::Pointee<P>::type>::value,
+                "a matrix of the memory's type");
   if (!lily_metal::matrix_turn("simdgroup_load", pointer, file, line)) {
     return;
   }
@@ -67,7 +68,8 @@ inline void simdgroup_store(simdgroup_matrix<T, 8, 8> matrix, P pointer, ulong e
   pointer[origin.y * elements_per_row + origin.x + (transpose ? 1 : 0)] = matrix.lily_elements[0];
   (void)file, (void)line;
 #else
-  static_assert(lily_metal::Same<T, typename lily_metal::Pointee<P>::type>::value, "a matrix of the memory's type");
+  static_assert(lily_metal::Same<T, typename lily_metal::Pointee<P>::type>::value,
+                "a matrix of the memory's type");
   if (!lily_metal::matrix_turn("simdgroup_store", pointer, file, line)) {
     return;
   }
@@ -84,7 +86,8 @@ inline void simdgroup_store(simdgroup_matrix<T, 8, 8> matrix, P pointer, ulong e
 
 // d = a * b + c, summed in float.
 template <class D, class A, class B, class C>
-LILY_QUIET inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d, const simdgroup_matrix<A, 8, 8>& a,
+LILY_QUIET inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& d,
+                                                     const simdgroup_matrix<A, 8, 8>& a,
                                                      const simdgroup_matrix<B, 8, 8>& b,
                                                      const simdgroup_matrix<C, 8, 8>& c, LILY_HERE) {
   if (!lily_metal::matrix_turn("simdgroup_multiply_accumulate", nullptr, file, line)) {

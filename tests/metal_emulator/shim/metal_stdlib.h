@@ -1,5 +1,6 @@
-// <metal_stdlib> and <metal_simdgroup_matrix> for a host compiler: the subset that docs/METAL.md lists. Included once,
-// before the text of a kernel file; the macros below are the words of the language that C++ does not have.
+// <metal_stdlib> and <metal_simdgroup_matrix> for a host compiler: the subset that docs/METAL.md lists.
+// Included once, before the text of a kernel file; the macros below are the words of the language that C++
+// does not have.
 #pragma once
 
 #include "atomic.h"

@@ -8,8 +8,12 @@ namespace metal {
 enum class mem_flags : uint { mem_none = 0, mem_device = 1, mem_threadgroup = 2 };
 constexpr mem_flags operator|(mem_flags a, mem_flags b) { return mem_flags(uint(a) | uint(b)); }
 
-inline void threadgroup_barrier(mem_flags flags, LILY_HERE) { lily_metal::group_barrier(uint(flags), file, line); }
-inline void simdgroup_barrier(mem_flags flags, LILY_HERE) { lily_metal::simd_barrier(uint(flags), file, line); }
+inline void threadgroup_barrier(mem_flags flags, LILY_HERE) {
+  lily_metal::group_barrier(uint(flags), file, line);
+}
+inline void simdgroup_barrier(mem_flags flags, LILY_HERE) {
+  lily_metal::simd_barrier(uint(flags), file, line);
+}
 
 }  // namespace metal
 
@@ -61,11 +65,11 @@ LILY_QUIET inline T nothing() {
 
 namespace metal {
 
-#define LILY_REDUCTION(name, expression)                                                                     \
-  template <class T>                                                                                         \
-  LILY_QUIET inline T name(T value, LILY_HERE) {                                                             \
-    return lily_metal::reduce(                                                                               \
-        value, [](T a, T b) LILY_QUIET -> T { return expression; }, #name, file, line);                      \
+#define LILY_REDUCTION(name, expression)                                                \
+  template <class T>                                                                    \
+  LILY_QUIET inline T name(T value, LILY_HERE) {                                        \
+    return lily_metal::reduce(                                                          \
+        value, [](T a, T b) LILY_QUIET -> T { return expression; }, #name, file, line); \
   }
 LILY_REDUCTION(simd_sum, a + b)
 LILY_REDUCTION(simd_product, a* b)
@@ -85,21 +89,21 @@ LILY_QUIET inline bool simd_any(bool value, LILY_HERE) {
 }
 
 // What each lane gets from lane `from(lane)`; -1 = from none.
-#define LILY_EXCHANGE(name, parameter, from)                                                       \
-  template <class T>                                                                               \
-  LILY_QUIET inline T name(T value, ushort parameter, LILY_HERE) {                                 \
-    const T mine = value;                                                                          \
-    const lily_metal::Meeting m = lily_metal::meeting();                                           \
-    const int lane = int(m.lane);                                                                  \
-    const int source = (from);                                                                     \
-    (void)lane;                                                                                    \
-    static_cast<T*>(m.in)[m.lane] = mine;                                                          \
-    if (lily_metal::arrive(#name, file, line)) {                                                   \
-      for (int i = 0; i < 32; ++i) {                                                               \
-        static_cast<T*>(m.out)[i] = static_cast<const T*>(m.in)[i];                                \
-      }                                                                                            \
-      lily_metal::release();                                                                       \
-    }                                                                                              \
+#define LILY_EXCHANGE(name, parameter, from)                                                            \
+  template <class T>                                                                                    \
+  LILY_QUIET inline T name(T value, ushort parameter, LILY_HERE) {                                      \
+    const T mine = value;                                                                               \
+    const lily_metal::Meeting m = lily_metal::meeting();                                                \
+    const int lane = int(m.lane);                                                                       \
+    const int source = (from);                                                                          \
+    (void)lane;                                                                                         \
+    static_cast<T*>(m.in)[m.lane] = mine;                                                               \
+    if (lily_metal::arrive(#name, file, line)) {                                                        \
+      for (int i = 0; i < 32; ++i) {                                                                    \
+        static_cast<T*>(m.out)[i] = static_cast<const T*>(m.in)[i];                                     \
+      }                                                                                                 \
+      lily_metal::release();                                                                            \
+    }                                                                                                   \
     return source < 0 || source > 31 ? lily_metal::nothing<T>() : static_cast<const T*>(m.out)[source]; \
   }
 LILY_EXCHANGE(simd_shuffle, from_lane, int(from_lane))

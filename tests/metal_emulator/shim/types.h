@@ -1,5 +1,6 @@
-// Scalars and vectors of Metal. In the pass that only checks types (LILY_METAL_TYPES_ONLY) half is the compiler's
-// own and bfloat stands in as double: nothing is executed, and loads from address spaces need built-in types.
+// Scalars and vectors of Metal. In the pass that only checks types (LILY_METAL_TYPES_ONLY) half is the
+// compiler's own and bfloat stands in as double: nothing is executed, and loads from address spaces need
+// built-in types.
 #pragma once
 
 #include "runtime.h"
@@ -158,24 +159,24 @@ struct HalfResult<float, half> {
 };
 }  // namespace lily_metal
 
-#define LILY_ARITHMETIC(op)                                                        \
-  template <class A, class B>                                                      \
-  inline typename lily_metal::HalfResult<A, B>::type operator op(A a, B b) {       \
-    return typename lily_metal::HalfResult<A, B>::type(float(a) op float(b));      \
-  }                                                                                \
-  template <class B>                                                               \
-  inline half& operator op##=(half& a, B b) {                                      \
-    return a = half(float(a) op float(b));                                         \
+#define LILY_ARITHMETIC(op)                                                   \
+  template <class A, class B>                                                 \
+  inline typename lily_metal::HalfResult<A, B>::type operator op(A a, B b) {  \
+    return typename lily_metal::HalfResult<A, B>::type(float(a) op float(b)); \
+  }                                                                           \
+  template <class B>                                                          \
+  inline half& operator op##=(half& a, B b) {                                 \
+    return a = half(float(a) op float(b));                                    \
   }
 LILY_ARITHMETIC(+)
 LILY_ARITHMETIC(-)
 LILY_ARITHMETIC(*)
 LILY_ARITHMETIC(/)
 #undef LILY_ARITHMETIC
-#define LILY_COMPARISON(op)                                                         \
-  template <class A, class B, class = typename lily_metal::HalfResult<A, B>::type>  \
-  inline bool operator op(A a, B b) {                                               \
-    return float(a) op float(b);                                                    \
+#define LILY_COMPARISON(op)                                                        \
+  template <class A, class B, class = typename lily_metal::HalfResult<A, B>::type> \
+  inline bool operator op(A a, B b) {                                              \
+    return float(a) op float(b);                                                   \
   }
 LILY_COMPARISON(<)
 LILY_COMPARISON(>)

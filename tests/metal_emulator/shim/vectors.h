@@ -1,5 +1,6 @@
-// Vectors of 2, 3 and 4: the compiler's own for built-in scalars, a class for half and bfloat. Their constructors
-// are macros with the name of the type, so that float4(a, b) is a call and float4 alone the type.
+// Vectors of 2, 3 and 4: the compiler's own for built-in scalars, a class for half and bfloat. Their
+// constructors are macros with the name of the type, so that float4(a, b) is a call and float4 alone the
+// type.
 #pragma once
 
 #include "types.h"
@@ -13,18 +14,18 @@ struct Parts {  // of a vector type
   static constexpr int size = 0;
 };
 
-#define LILY_VECTOR(T, name, N)                          \
-  typedef T name __attribute__((ext_vector_type(N)));    \
-  namespace lily_metal {                                 \
-  template <>                                            \
-  struct Vector<T, N> {                                  \
-    using type = name;                                   \
-  };                                                     \
-  template <>                                            \
-  struct Parts<name> {                                   \
-    using element = T;                                   \
-    static constexpr int size = N;                       \
-  };                                                     \
+#define LILY_VECTOR(T, name, N)                       \
+  typedef T name __attribute__((ext_vector_type(N))); \
+  namespace lily_metal {                              \
+  template <>                                         \
+  struct Vector<T, N> {                               \
+    using type = name;                                \
+  };                                                  \
+  template <>                                         \
+  struct Parts<name> {                                \
+    using element = T;                                \
+    static constexpr int size = N;                    \
+  };                                                  \
   }
 #define LILY_VECTORS(T, name) \
   LILY_VECTOR(T, name##2, 2)  \
@@ -60,18 +61,18 @@ struct alignas(4) lily_storage_vector<T, 2> {
   T& operator[](int i) { return (&x)[i]; }
   T operator[](int i) const { return (&x)[i]; }
 };
-#define LILY_STORAGE(T, N)                                    \
-  typedef lily_storage_vector<T, N> T##N;                     \
-  namespace lily_metal {                                      \
-  template <>                                                 \
-  struct Vector<T, N> {                                       \
-    using type = T##N;                                        \
-  };                                                          \
-  template <>                                                 \
-  struct Parts<T##N> {                                        \
-    using element = T;                                        \
-    static constexpr int size = N;                            \
-  };                                                          \
+#define LILY_STORAGE(T, N)                \
+  typedef lily_storage_vector<T, N> T##N; \
+  namespace lily_metal {                  \
+  template <>                             \
+  struct Vector<T, N> {                   \
+    using type = T##N;                    \
+  };                                      \
+  template <>                             \
+  struct Parts<T##N> {                    \
+    using element = T;                    \
+    static constexpr int size = N;        \
+  };                                      \
   }
 LILY_STORAGE(half, 2)
 LILY_STORAGE(half, 3)
