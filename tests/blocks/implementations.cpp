@@ -59,8 +59,10 @@ const std::vector<Implementation>& implementations() {
     for (Implementation& implementation : list) {
       implementation.make_backend = host_backend(implementation);
     }
-    for (Implementation& implementation : device_implementations()) {
-      list.push_back(std::move(implementation));
+    for (auto* of_device : {cuda_implementations, metal_implementations}) {
+      for (Implementation& implementation : of_device()) {
+        list.push_back(std::move(implementation));
+      }
     }
     return list;
   }();

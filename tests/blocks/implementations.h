@@ -43,7 +43,8 @@ inline void PrintTo(const Implementation& implementation, std::ostream* out) { *
 // Those that this machine can run, the reference first, and those of devices that this build has.
 const std::vector<Implementation>& implementations();
 
-// In tests/blocks/device: what computes in memory of its own.
-std::vector<Implementation> device_implementations();
+// In tests/blocks/device: what computes in memory of its own. Empty where this build has no such device.
+std::vector<Implementation> cuda_implementations();
+std::vector<Implementation> metal_implementations();  // the emulated device
 
 }  // namespace lily::test

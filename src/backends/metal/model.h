@@ -7,6 +7,7 @@
 #include <variant>
 #include <vector>
 
+#include "backend/backend.h"
 #include "backends/metal/pipelines.h"
 #include "backends/metal/residency.h"
 #include "model/plan.h"

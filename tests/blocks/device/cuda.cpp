@@ -4,7 +4,7 @@
 
 namespace lily::test {
 
-std::vector<Implementation> device_implementations() {
+std::vector<Implementation> cuda_implementations() {
   Implementation cuda{.name = "cuda",
                       .make = [](unsigned) { return CudaBlocks::create(); },
                       .tolerances = {.embed = 0,

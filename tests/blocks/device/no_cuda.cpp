@@ -2,6 +2,6 @@
 
 namespace lily::test {
 
-std::vector<Implementation> device_implementations() { return {}; }
+std::vector<Implementation> cuda_implementations() { return {}; }
 
 }  // namespace lily::test

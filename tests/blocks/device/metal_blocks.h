@@ -1,0 +1,45 @@
+// The blocks of the Metal backend behind the interface of the block tests: states and stream are copied to
+// the device's memory and back around every block.
+#pragma once
+
+#include <memory>
+
+#include "backends/host/blocks.h"
+#include "backends/metal/pass.h"
+
+namespace lily::test {
+
+class MetalBlocks final : public host::Blocks {
+ public:
+  explicit MetalBlocks(std::unique_ptr<metal::Device> device) : device_(std::move(device)) {}
+  ~MetalBlocks() override;
+
+  MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
+  Result<void> load(const ModelWeights& weights, const Plan& plan,
+                    FunctionRef<void(double)> progress) override;
+  Result<DeviceLimits> measure_limits() override;
+  DType kv_type() const override { return DType::bf16; }
+  void embed(std::span<const int32_t> ids, float* stream) override;
+  void delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
+  void attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
+  uint32_t moe(uint32_t layer, uint32_t rows, float* stream) override;
+  void head(std::span<const uint32_t> rows, const float* stream, float* logits) override;
+
+ private:
+  void mixer(uint32_t layer, std::span<const host::Segment> segments, float* stream);
+  void run_batch(uint32_t layer, metal::Batch batch);
+  void finish(std::unique_ptr<metal::Commands> commands);
+  void upload_stream(const float* stream, uint32_t rows);
+  void download_stream(float* stream, uint32_t rows);
+  void upload_state(uint32_t layer, const host::Segment& segment, metal::MetalState& to);
+  void download_recurrent(uint32_t layer, const metal::MetalState& from, float* conv, float* delta) const;
+  void download_pages(uint32_t layer, const host::Segment& segment, const metal::MetalState& from);
+  size_t page_plane(uint32_t layer, uint32_t which, uint32_t head) const;  // bytes from the start of a page
+
+  std::unique_ptr<metal::Device> device_;
+  std::unique_ptr<metal::DeviceModel> model_;
+  std::shared_ptr<metal::StateContext> context_;
+  std::unique_ptr<metal::Buffer> ids_, turns_, experts_, pages_;
+};
+
+}  // namespace lily::test
