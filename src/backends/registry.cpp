@@ -15,13 +15,15 @@ struct Entry {
   Result<std::unique_ptr<Backend>> (*make)(const BackendOptions&);
 };
 
-// In the order in which "auto" prefers them. It never takes the reference: the CPU backend runs everywhere.
+// In the order in which "auto" prefers them. It never takes what stands behind the CPU backend, which runs
+// everywhere.
 constexpr std::string_view kLastResort = "cpu";
 constexpr std::array kEntries{
     Entry{"cuda", make_cuda_backend},
     Entry{"metal", make_metal_backend},
     Entry{"cpu", make_cpu_backend},
     Entry{"reference", make_reference_backend},
+    Entry{"metal-emulated", make_metal_emulated_backend},
 };
 
 std::string known_names() {

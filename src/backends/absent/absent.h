@@ -10,5 +10,7 @@ namespace lily {
 
 Result<std::unique_ptr<Backend>> make_cuda_backend(const BackendOptions& options);
 Result<std::unique_ptr<Backend>> make_metal_backend(const BackendOptions& options);
+// Defined by tests/metal_emulator for programs of a development build, here for what is installed.
+Result<std::unique_ptr<Backend>> make_metal_emulated_backend(const BackendOptions& options);
 
 }  // namespace lily

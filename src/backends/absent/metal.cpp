@@ -3,7 +3,7 @@
 namespace lily {
 
 Result<std::unique_ptr<Backend>> make_metal_backend(const BackendOptions&) {
-  return fail(ErrorKind::unsupported, "device 'metal': not built in");
+  return fail(ErrorKind::unsupported, "device 'metal': not built in; it needs macOS on Apple silicon");
 }
 
 }  // namespace lily
