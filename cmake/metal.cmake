@@ -31,6 +31,16 @@ endfunction()
 
 file(GLOB LILY_METAL_KERNELS CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/src/backends/metal/kernels/*.metal)
 
+# The device of a Mac.
+set(LILY_WITH_METAL OFF)
+if(APPLE AND CMAKE_SYSTEM_PROCESSOR STREQUAL "arm64")
+  enable_language(OBJCXX)
+  set(CMAKE_OBJCXX_STANDARD 20)
+  find_library(METAL_FRAMEWORK Metal REQUIRED)
+  find_library(FOUNDATION_FRAMEWORK Foundation REQUIRED)
+  set(LILY_WITH_METAL ON)
+endif()
+
 # The emulator needs a clang++ (g++ cannot report accesses in a way that a program may answer itself) and the ELF and
 # the processors of Linux. Sanitizers want the names of its hooks for themselves.
 set(LILY_METAL_EMULATOR AUTO CACHE STRING "Build the emulated Metal device for development: AUTO (where clang++ is), ON or OFF")
