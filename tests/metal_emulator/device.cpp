@@ -7,6 +7,7 @@
 #include <cstring>
 #include <deque>
 
+#include "backends/metal/checks.h"
 #include "group.h"
 
 namespace lily::metal {
@@ -227,23 +228,14 @@ class EmulatedCommands final : public Commands {
 
   void set_buffer(uint32_t index, const Buffer& buffer, size_t offset, size_t bytes) override {
     const auto& given = static_cast<const EmulatedBuffer&>(buffer);
-    if (index >= kMaxBindings || offset > buffer.size() ||
-        (bytes != kRest && bytes > buffer.size() - offset)) {
-      fault("buffer '{}' of {} bytes at index {}: bytes [{}, +{}) are not in it", given.storage->label(),
-            buffer.size(), index, offset, bytes);
-      return;
-    }
-    if (offset % 4 != 0) {
-      fault("buffer '{}' at index {}: offset {} is not a multiple of 4", given.storage->label(), index,
-            offset);
+    if (!sound(fault_of_binding(index, buffer.size(), offset, bytes))) {
       return;
     }
     bound_[index] = {given.storage, offset, bytes == kRest ? buffer.size() - offset : bytes};
   }
 
   void set_bytes(uint32_t index, const void* data, size_t bytes) override {
-    if (index >= kMaxBindings || bytes == 0 || bytes > kMaxSetBytes) {
-      fault("set_bytes at index {} with {} bytes: expected 1 to {}", index, bytes, kMaxSetBytes);
+    if (!sound(fault_of_bytes(index, bytes))) {
       return;
     }
     auto storage = Storage::allocate(bytes, "set_bytes", false);
@@ -252,21 +244,13 @@ class EmulatedCommands final : public Commands {
   }
 
   void set_threadgroup_bytes(uint32_t index, size_t bytes) override {
-    if (index >= kMaxBindings || bytes % 16 != 0 || bytes > kThreadgroupBytes) {
-      fault("threadgroup memory {} of {} bytes: expected a multiple of 16, at most {}", index, bytes,
-            kThreadgroupBytes);
-      return;
+    if (sound(fault_of_threadgroup(index, bytes))) {
+      threadgroup_bytes_[index] = static_cast<uint32_t>(bytes);
     }
-    threadgroup_bytes_[index] = static_cast<uint32_t>(bytes);
   }
 
   void dispatch(Size3 groups, Size3 threads) override {
-    if (groups.count() == 0 || groups.count() > 0xffffffffu) {
-      fault("dispatch of {} x {} x {} threadgroups", groups.x, groups.y, groups.z);
-      return;
-    }
-    if (auto work = make_work(threads)) {
-      work->groups = groups;
+    if (auto work = make_work(groups, threads)) {
       encoded_->works.push_back(std::move(work));
     }
   }
@@ -315,21 +299,28 @@ class EmulatedCommands final : public Commands {
     }
   }
 
+  bool sound(const std::string& wrong) {
+    if (!wrong.empty()) {
+      fault("{}", wrong);
+    }
+    return wrong.empty();
+  }
+
   // The dispatch with what is set now; nullptr where something is missing.
-  std::unique_ptr<Work> make_work(Size3 threads) {
+  std::unique_ptr<Work> make_work(Size3 groups, Size3 threads) {
     if (committed_ || kernel_ == nullptr) {
       fault("dispatch {}", committed_ ? "after commit" : "without a pipeline");
       return nullptr;
     }
-    if (threads.count() == 0 || threads.count() > kernel_->max_threads || threads.count() % kSimdWidth != 0) {
-      fault("kernel '{}': {} x {} x {} threads of a threadgroup: expected a multiple of {}, at most {}",
-            kernel_->name, threads.x, threads.y, threads.z, kSimdWidth, kernel_->max_threads);
+    if (const std::string wrong = fault_of_dispatch(groups, threads, kernel_->max_threads); !wrong.empty()) {
+      fault("kernel '{}': {}", kernel_->name, wrong);
       return nullptr;
     }
     auto work = std::make_unique<Work>();
     work->kernel = kernel_;
     work->checked = checked_;
     work->number = static_cast<uint32_t>(encoded_->works.size());
+    work->groups = groups;
     work->threads = threads;
     work->constants = constants_;
     for (unsigned i = 0; i < kernel_->count; ++i) {
@@ -390,10 +381,7 @@ class EmulatedDevice final : public Device {
   const Traits& traits() const override { return traits_; }
 
   Result<std::unique_ptr<Buffer>> buffer(size_t bytes, std::string_view label) override {
-    if (bytes == 0 || bytes > traits_.max_buffer_bytes) {
-      return fail(ErrorKind::limit, "metal buffer '{}': {} bytes, expected 1 to {}", label, bytes,
-                  traits_.max_buffer_bytes);
-    }
+    LILY_TRY_VOID(check_buffer(bytes, traits_, label));
     auto made = std::make_unique<EmulatedBuffer>();
     made->storage = Storage::allocate(bytes, std::string(label), options_.checked);
     if (!made->storage) {
@@ -406,15 +394,7 @@ class EmulatedDevice final : public Device {
   }
 
   Result<std::unique_ptr<Buffer>> map(const void* address, size_t bytes, std::string_view label) override {
-    if (bytes == 0 || bytes % traits_.page_bytes != 0 ||
-        reinterpret_cast<uintptr_t>(address) % traits_.page_bytes != 0) {
-      return fail(ErrorKind::internal, "metal mapping '{}': {} bytes at {} are not whole pages of {}", label,
-                  bytes, address, traits_.page_bytes);
-    }
-    if (bytes > traits_.max_buffer_bytes) {
-      return fail(ErrorKind::limit, "metal mapping '{}': {} bytes, expected at most {}", label, bytes,
-                  traits_.max_buffer_bytes);
-    }
+    LILY_TRY_VOID(check_mapping(address, bytes, traits_, label));
     auto made = std::make_unique<EmulatedBuffer>();
     made->storage = Storage::borrow(address, bytes, std::string(label));
     return made;

@@ -8,6 +8,7 @@
 
 #include "backends/metal/apple.h"
 #include "backends/metal/backend.h"
+#include "backends/metal/checks.h"
 
 namespace lily::metal {
 namespace {
@@ -155,36 +156,25 @@ class AppleCommands final : public Commands {
     [encoder_ setComputePipelineState:state_];
   }
   void set_buffer(uint32_t index, const Buffer& buffer, size_t offset, size_t bytes) override {
-    if (index >= kMaxBindings || offset > buffer.size() || (bytes != kRest && bytes > buffer.size() - offset)) {
-      note("a buffer of {} bytes at index {}: bytes [{}, +{}) are not in it", buffer.size(), index, offset, bytes);
-      return;
+    if (sound(fault_of_binding(index, buffer.size(), offset, bytes))) {
+      [encoder_ setBuffer:static_cast<const AppleBuffer&>(buffer).buffer() offset:offset atIndex:index];
     }
-    [encoder_ setBuffer:static_cast<const AppleBuffer&>(buffer).buffer() offset:offset atIndex:index];
   }
   void set_bytes(uint32_t index, const void* data, size_t bytes) override {
-    if (index >= kMaxBindings || bytes == 0 || bytes > kMaxSetBytes) {
-      note("set_bytes at index {} with {} bytes: expected 1 to {}", index, bytes, kMaxSetBytes);
-      return;
+    if (sound(fault_of_bytes(index, bytes))) {
+      [encoder_ setBytes:data length:bytes atIndex:index];
     }
-    [encoder_ setBytes:data length:bytes atIndex:index];
   }
   void set_threadgroup_bytes(uint32_t index, size_t bytes) override {
-    if (index >= kMaxBindings || bytes % 16 != 0 || bytes > kThreadgroupBytes) {
-      note("threadgroup memory {} of {} bytes: expected a multiple of 16, at most {}", index, bytes, kThreadgroupBytes);
-      return;
+    if (sound(fault_of_threadgroup(index, bytes))) {
+      [encoder_ setThreadgroupMemoryLength:bytes atIndex:index];
     }
-    [encoder_ setThreadgroupMemoryLength:bytes atIndex:index];
   }
   void dispatch(Size3 groups, Size3 threads) override {
-    const uint64_t count = threads.count();
-    if (state_ == nil || groups.count() == 0 || count == 0 || count % kSimdWidth != 0 ||
-        count > state_.maxTotalThreadsPerThreadgroup) {
-      note("dispatch of {} threadgroups of {} threads: expected a multiple of {}, at most {}", groups.count(), count,
-           kSimdWidth, state_.maxTotalThreadsPerThreadgroup);
-      return;
+    if (sound(fault_of_dispatch(groups, threads, state_.maxTotalThreadsPerThreadgroup))) {  // 0 without a pipeline
+      [encoder_ dispatchThreadgroups:MTLSizeMake(groups.x, groups.y, groups.z)
+               threadsPerThreadgroup:MTLSizeMake(threads.x, threads.y, threads.z)];
     }
-    [encoder_ dispatchThreadgroups:MTLSizeMake(groups.x, groups.y, groups.z)
-             threadsPerThreadgroup:MTLSizeMake(threads.x, threads.y, threads.z)];
   }
   void barrier() override { [encoder_ memoryBarrierWithScope:MTLBarrierScopeBuffers]; }
 
@@ -220,11 +210,11 @@ class AppleCommands final : public Commands {
   double seconds() const override { return commands_.GPUEndTime - commands_.GPUStartTime; }
 
  private:
-  template <class... Args>
-  void note(fmt::format_string<Args...> format, Args&&... args) {
-    if (fault_.empty()) {
-      fault_ = fmt::format(format, std::forward<Args>(args)...);
-    }
+  // Whether there is no fault; keeps the first one for commit().
+  bool sound(std::string fault) {
+    const bool none = fault.empty();
+    fault_ = fault_.empty() ? std::move(fault) : fault_;
+    return none;
   }
 
   id<MTLCommandBuffer> commands_;
@@ -247,21 +237,14 @@ class AppleDevice final : public Device {
 
   Result<std::unique_ptr<Buffer>> buffer(size_t bytes, std::string_view label) override {
     @autoreleasepool {
-      if (bytes == 0 || bytes > traits_.max_buffer_bytes) {
-        return fail(ErrorKind::limit, "metal buffer '{}': {} bytes, expected 1 to {}", label, bytes,
-                    traits_.max_buffer_bytes);
-      }
+      LILY_TRY_VOID(check_buffer(bytes, traits_, label));
       return wrap([shared_->device newBufferWithLength:bytes options:MTLResourceStorageModeShared], bytes, label, true);
     }
   }
 
   Result<std::unique_ptr<Buffer>> map(const void* address, size_t bytes, std::string_view label) override {
     @autoreleasepool {
-      const bool whole = bytes % traits_.page_bytes == 0 && reinterpret_cast<uintptr_t>(address) % traits_.page_bytes == 0;
-      if (bytes == 0 || !whole || bytes > traits_.max_buffer_bytes) {
-        return fail(ErrorKind::internal, "metal mapping '{}': {} bytes at {}: expected whole pages of {}, at most {} bytes",
-                    label, bytes, address, traits_.page_bytes, traits_.max_buffer_bytes);
-      }
+      LILY_TRY_VOID(check_mapping(address, bytes, traits_, label));
       return wrap([shared_->device newBufferWithBytesNoCopy:const_cast<void*>(address)
                                                      length:bytes
                                                     options:MTLResourceStorageModeShared

@@ -191,7 +191,7 @@ TEST(MetalEmulatorHost, WrongUse) {
               HasSubstr("offset 2 is not a multiple of 4"));
   EXPECT_THAT(after([&](Commands& c) { c.set_buffer(0, *y, 128, 132); }), HasSubstr("are not in it"));
   EXPECT_THAT(after([&](Commands& c) { c.set_buffer(31, *y); }), HasSubstr("at index 31"));
-  EXPECT_THAT(after([](Commands& c) { c.set_bytes(1, "", 4097); }), HasSubstr("expected 1 to 4096"));
+  EXPECT_THAT(after([](Commands& c) { c.set_bytes(1, "", 4097); }), HasSubstr("with 4097 bytes: expected"));
   auto commands = rig.commands();
   commands->set_pipeline(rig.pipeline("read_one"));
   commands->set_buffer(0, *y);
