@@ -1,6 +1,6 @@
 # The two commands of the README, and what they are made of. Everything lands in build/.
 BUILD ?= build
-JOBS ?= $(shell nproc)
+JOBS ?= $(shell nproc 2>/dev/null || sysctl -n hw.ncpu)
 MODEL ?=
 SERVE_ARGS ?=
 
@@ -35,7 +35,7 @@ setup:
 	@tools/setup.sh
 
 format:
-	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu')
+	clang-format -i $$(git ls-files '*.h' '*.cpp' '*.cu' '*.mm')
 
 clean:
 	rm -rf $(BUILD) build-*

@@ -1,7 +1,19 @@
 #!/usr/bin/env bash
-# setup.sh [browser]: installs what lily needs on Debian 12 or Ubuntu 24.04, or the browser in which the tests try the page.
-# Does nothing when all is there.
+# setup.sh [browser]: installs what lily needs on Debian 12, Ubuntu 24.04 or macOS, or the browser in which the tests try the
+# page. Does nothing when all is there.
 set -euo pipefail
+
+if [ "$(uname)" = Darwin ]; then
+  if [ "${1:-}" = browser ]; then
+    command -v chromedriver >/dev/null || echo "setup: no chromedriver here: the tests of the page will be skipped" >&2
+    exit 0
+  fi
+  command -v brew >/dev/null || { echo "setup: Homebrew is needed on macOS: https://brew.sh" >&2; exit 1; }
+  for formula in cmake ninja ccache boost fmt spdlog cli11 tl-expected googletest google-benchmark; do
+    brew list --versions "$formula" >/dev/null 2>&1 || brew install --quiet "$formula"
+  done
+  exit 0
+fi
 
 . /etc/os-release
 case "${ID}:${VERSION_ID:-}" in
@@ -9,7 +21,7 @@ case "${ID}:${VERSION_ID:-}" in
   ubuntu:24.04) boost=1.83 ;;
   *) boost=1.83; echo "setup: ${PRETTY_NAME} is not one of the systems this was made for (Debian 12, Ubuntu 24.04)" >&2 ;;
 esac
-packages=(g++ cmake ninja-build ccache make curl python3 python3-venv
+packages=(g++ clang cmake ninja-build ccache make curl python3 python3-venv
   "libboost${boost}-dev" "libboost-json${boost}-dev" libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
 
