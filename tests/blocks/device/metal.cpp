@@ -8,7 +8,8 @@ namespace lily::test {
 // The emulated device; the number of threads seeds its orders of execution, which no result may depend on.
 std::vector<Implementation> metal_implementations() {
   const auto device = [](unsigned threads) {
-    return metal::make_emulated_device({.seed = threads, .modules = metal::kernel_modules()});
+    return metal::make_emulated_device(
+        {.seed = threads, .checked = false, .modules = metal::kernel_modules()});
   };
   return {{"metal-emulated",
            [device](unsigned threads) -> Result<std::unique_ptr<host::Blocks>> {

@@ -1,6 +1,6 @@
 // Attention (equations 5 to 9): norms, rotation and the write to the cache for any number of rows; then, for
 // few rows, parts of the positions in threadgroups of their own that are put together in order.
-#include "backends/metal/kernels/common.h"
+#include "backends/metal/kernels/cache.h"
 
 // A SIMD group norms and turns a head of q in place, or one of k, or takes one of v as it is, and writes k
 // and v to their pages. A thread has the values lane + 32 i: the pairs (j, j + 32) that turn are in one
@@ -76,18 +76,50 @@ inline float scattered_sum(thread const float* x, uint lane) {
   return one + simd_shuffle_xor(one, ushort(1));
 }
 
+// A thread's eight values of each of the eight queries, with the factor 1/16 of the scores.
+inline void load_queries(device const float* q, uint lane, thread float* query) {
+  for (uint h = 0; h < kGroupHeads; ++h) {
+    device const float4* from = (device const float4*)(q + h * 2 * kHeadSize + lane * 8);
+    for (uint half_row = 0; half_row < 2; ++half_row) {
+      const float4 x = from[half_row] * (1.0f / 16.0f);
+      for (uint i = 0; i < 4; ++i) {
+        query[h * 8 + half_row * 4 + i] = x[i];
+      }
+    }
+  }
+}
+
+// Scores of every eighth of positions [at.x, + at.y) with the eight queries: a SIMD group reads a key, a
+// thread eight values of it.
+inline void score_tokens(threadgroup float* scores, thread const float* query, thread const Cache& cache,
+                         constant AttendArgs& a, uint2 at, uint2 simd_lane) {
+  for (uint token = simd_lane.x; token < at.y; token += 8) {
+    const uint4 words = ((device const uint4*)cached(cache, a, 0, at.x + token))[simd_lane.y];
+    float products[kGroupHeads];
+    for (uint h = 0; h < kGroupHeads; ++h) {
+      products[h] = 0;
+      for (uint w = 0; w < 4; ++w) {
+        products[h] += query[h * 8 + 2 * w] * from_bf16(words[w] & 0xffffu);
+        products[h] += query[h * 8 + 2 * w + 1] * as_type<float>(words[w] & 0xffff0000u);
+      }
+    }
+    const float score = scattered_sum(products, simd_lane.y);
+    if (simd_lane.y % 4 == 0) {
+      scores[token * kGroupHeads + simd_lane.y / 4] = score;
+    }
+  }
+}
+
 // One part of one row and key-value head, for its eight query heads: the largest score, the sum of weights
-// and the weighted values, kAttendTokens positions at a time. Scores: a SIMD group takes every eighth
-// position, a thread eight values of the key. Values: a thread has one of the 256 columns. Groups: (kv_heads,
-// parts, rows); 256 threads.
+// and the weighted values, kAttendTokens positions at a time. SIMD group h has the softmax of head h; a
+// thread has one of the 256 columns of the values. Groups: (kv_heads, parts, rows); 256 threads.
 kernel void attend(device const float* q [[buffer(0)]], device const ushort* pages [[buffer(1)]],
                    device const uint* table [[buffer(2)]], device float* parts [[buffer(3)]],
                    constant AttendArgs& a [[buffer(4)]], uint3 group [[threadgroup_position_in_grid]],
                    uint t [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
                    uint lane [[thread_index_in_simdgroup]]) {
-  threadgroup float scores[kAttendTokens][kGroupHeads];
+  threadgroup float scores[kAttendTokens * kGroupHeads];
   threadgroup float factors[kGroupHeads];
-  const uint kv_head = group.x;
   const uint row = group.z;
   const uint context = a.position + row + 1;
   const uint span = part_tokens(context);
@@ -96,54 +128,29 @@ kernel void attend(device const float* q [[buffer(0)]], device const ushort* pag
     return;
   }
   const uint end = min(begin + span, context);
-  float query[kGroupHeads][8];
-  for (uint h = 0; h < kGroupHeads; ++h) {
-    device const float4* from =
-        (device const float4*)(q + (row * a.q_heads + kv_head * kGroupHeads + h) * 2 * kHeadSize + lane * 8);
-    const float4 low = from[0];
-    const float4 high = from[1];
-    for (uint i = 0; i < 4; ++i) {
-      query[h][i] = low[i] * (1.0f / 16.0f);
-      query[h][4 + i] = high[i] * (1.0f / 16.0f);
-    }
-  }
+  const Cache cache = {pages, table, group.x};
+  float query[kGroupHeads * 8];
+  load_queries(q + (row * a.q_heads + group.x * kGroupHeads) * 2 * kHeadSize, lane, query);
   float values[kGroupHeads];
   for (uint h = 0; h < kGroupHeads; ++h) {
     values[h] = 0;
   }
-  float largest = -INFINITY;  // SIMD group h has the scores of head h
+  float largest = -INFINITY;
   float total = 0;
   for (uint first = begin; first < end; first += kAttendTokens) {
     const uint count = min(kAttendTokens, end - first);
-    for (uint token = simd; token < count; token += 8) {
-      const uint position = first + token;
-      device const uint4* key =
-          (device const uint4*)(pages + page_offset(a, table[position / kPageTokens], 0, kv_head) +
-                                position % kPageTokens * kHeadSize);
-      const uint4 words = key[lane];
-      float products[kGroupHeads];
-      for (uint h = 0; h < kGroupHeads; ++h) {
-        products[h] = 0;
-        for (uint w = 0; w < 4; ++w) {
-          products[h] += query[h][2 * w] * from_bf16(words[w] & 0xffffu);
-          products[h] += query[h][2 * w + 1] * as_type<float>(words[w] & 0xffff0000u);
-        }
-      }
-      const float score = scattered_sum(products, lane);
-      if (lane % 4 == 0) {
-        scores[token][lane / 4] = score;
-      }
-    }
+    score_tokens(scores, query, cache, a, uint2(first, count), uint2(simd, lane));
     threadgroup_barrier(mem_flags::mem_threadgroup);
     float top = largest;
     for (uint token = lane; token < count; token += 32) {
-      top = max(top, scores[token][simd]);
+      top = max(top, scores[token * kGroupHeads + simd]);
     }
     top = simd_max(top);
     float sum = 0;
     for (uint token = lane; token < count; token += 32) {
-      const float weight = exp(scores[token][simd] - top);
-      scores[token][simd] = weight;
+      threadgroup float* score = scores + token * kGroupHeads + simd;
+      const float weight = exp(*score - top);
+      *score = weight;
       sum += weight;
     }
     const float factor = exp(largest - top);
@@ -157,17 +164,15 @@ kernel void attend(device const float* q [[buffer(0)]], device const ushort* pag
       values[h] *= factors[h];
     }
     for (uint token = 0; token < count; ++token) {
-      const uint position = first + token;
-      const float value = from_bf16(pages[page_offset(a, table[position / kPageTokens], 1, kv_head) +
-                                          position % kPageTokens * kHeadSize + t]);
+      const float value = from_bf16(cached(cache, a, 1, first + token)[t]);
       for (uint h = 0; h < kGroupHeads; ++h) {
-        values[h] += scores[token][h] * value;
+        values[h] += scores[token * kGroupHeads + h] * value;
       }
     }
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   device float* out =
-      parts + ((row * a.kv_heads + kv_head) * kAttendParts + group.y) * kGroupHeads * kPartFloats;
+      parts + ((row * a.kv_heads + group.x) * kAttendParts + group.y) * kGroupHeads * kPartFloats;
   for (uint h = 0; h < kGroupHeads; ++h) {
     out[h * kPartFloats + t] = values[h];
   }

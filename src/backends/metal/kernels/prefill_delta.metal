@@ -79,6 +79,46 @@ inline void solve_column(threadgroup const float* pairs, threadgroup const float
   }
 }
 
+// k k^T and q k^T of a chunk. SIMD group s has rows 8 (s / 2) and columns 16 (s % 2) of both.
+struct Pairs {
+  threadgroup float* keys;  // columns of k and q, kHalf at a time
+  threadgroup float* queries;
+  threadgroup float* of_keys;  // the results
+  threadgroup float* of_queries;
+};
+inline void multiply_pairs(thread const Pairs& pairs, thread const ChunkRows& chunk, uint2 k_q_column, uint t,
+                           uint simd) {
+  simdgroup_float8x8 sums[4];
+  for (uint i = 0; i < 4; ++i) {
+    sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
+  }
+  for (uint column = 0; column < kDeltaSize; column += kHalf) {
+    copy_half(pairs.keys, chunk, k_q_column.x + column, t);
+    copy_half(pairs.queries, chunk, k_q_column.y + column, t);
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+    for (uint depth = 0; depth < kHalf; depth += 8) {
+      simdgroup_float8x8 k_rows;
+      simdgroup_float8x8 q_rows;
+      simdgroup_load(k_rows, pairs.keys + simd / 2 * 8 * kHalfStride + depth, kHalfStride);
+      simdgroup_load(q_rows, pairs.queries + simd / 2 * 8 * kHalfStride + depth, kHalfStride);
+      for (uint c = 0; c < 2; ++c) {
+        simdgroup_float8x8 columns;
+        simdgroup_load(columns, pairs.keys + (simd % 2 * 16 + c * 8) * kHalfStride + depth, kHalfStride,
+                       ulong2(0), true);
+        simdgroup_multiply_accumulate(sums[c], k_rows, columns, sums[c]);
+        simdgroup_multiply_accumulate(sums[2 + c], q_rows, columns, sums[2 + c]);
+      }
+    }
+    threadgroup_barrier(mem_flags::mem_threadgroup);
+  }
+  for (uint c = 0; c < 2; ++c) {
+    const uint at = simd / 2 * 8 * kPairStride + simd % 2 * 16 + c * 8;
+    simdgroup_store(sums[c], pairs.of_keys + at, kPairStride);
+    simdgroup_store(sums[2 + c], pairs.of_queries + at, kPairStride);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
 // One chunk of one value head. u, w (with a minus), exp(G) q and exp(G_end - G) k are [chunk][head][32][128],
 // P [chunk][head][32][32], exp(G_end) [chunk][head]. Groups: (v_heads, chunks); 256 threads.
 kernel void chunk_pairs(device const float* qkv [[buffer(0)]], device const float* ab [[buffer(1)]],
@@ -119,35 +159,8 @@ kernel void chunk_pairs(device const float* qkv [[buffer(0)]], device const floa
     running[t] = sum;
     growth[t] = exp(sum);
   }
-  simdgroup_float8x8 sums[4];  // two of k k^T, two of q k^T: rows 8 (simd / 2), columns 16 (simd % 2)
-  for (uint i = 0; i < 4; ++i) {
-    sums[i] = make_filled_simdgroup_matrix<float, 8, 8>(0.0f);
-  }
-  for (uint half_column = 0; half_column < kDeltaSize; half_column += kHalf) {
-    copy_half(keys, chunk, k_column + half_column, t);
-    copy_half(queries, chunk, q_column + half_column, t);
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-    for (uint depth = 0; depth < kHalf; depth += 8) {
-      simdgroup_float8x8 k_rows;
-      simdgroup_float8x8 q_rows;
-      simdgroup_load(k_rows, keys + simd / 2 * 8 * kHalfStride + depth, kHalfStride);
-      simdgroup_load(q_rows, queries + simd / 2 * 8 * kHalfStride + depth, kHalfStride);
-      for (uint c = 0; c < 2; ++c) {
-        simdgroup_float8x8 columns;
-        simdgroup_load(columns, keys + (simd % 2 * 16 + c * 8) * kHalfStride + depth, kHalfStride, ulong2(0),
-                       true);
-        simdgroup_multiply_accumulate(sums[c], k_rows, columns, sums[c]);
-        simdgroup_multiply_accumulate(sums[2 + c], q_rows, columns, sums[2 + c]);
-      }
-    }
-    threadgroup_barrier(mem_flags::mem_threadgroup);
-  }
-  for (uint c = 0; c < 2; ++c) {
-    const uint at = simd / 2 * 8 * kPairStride + simd % 2 * 16 + c * 8;
-    simdgroup_store(sums[c], key_pairs + at, kPairStride);
-    simdgroup_store(sums[2 + c], query_pairs + at, kPairStride);
-  }
-  threadgroup_barrier(mem_flags::mem_threadgroup);
+  const Pairs pairs = {keys, queries, key_pairs, query_pairs};
+  multiply_pairs(pairs, chunk, uint2(k_column, q_column), t, simd);
   for (uint i = t; i < kDeltaChunk * kDeltaChunk; i += 256) {
     const uint row = i / kDeltaChunk;
     const uint column = i % kDeltaChunk;

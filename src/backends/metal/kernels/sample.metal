@@ -179,6 +179,7 @@ struct Row {
   device const float* logits;  // over the temperature
   uint vocab;
   float top;
+  uint t;  // this thread
 };
 
 inline bool is_kept(thread const Kept& kept, uint value, uint id) {
@@ -213,7 +214,8 @@ inline uint place_of(uint level, float distance, uint value, uint id) {
 // The candidate at which the count (by_mass false) or mass of those so far reaches `target`, and leaves in
 // `reached` what those before it have. `target` is at least 1 and at most that of all kept.
 inline Kept select_candidate(threadgroup Choosing& c, thread const Row& row, thread const Kept& kept,
-                             bool by_mass, ulong target, thread ulong& reached, uint t) {
+                             bool by_mass, ulong target, thread ulong& reached) {
+  const uint t = row.t;
   uint chosen[8];
   ulong before = 0;
   Kept found = {0u, 0u, kept.least};
@@ -282,7 +284,8 @@ inline Kept select_candidate(threadgroup Choosing& c, thread const Row& row, thr
 }
 
 // The mass of all that is kept.
-inline ulong mass_of_kept(threadgroup Choosing& c, thread const Row& row, thread const Kept& kept, uint t) {
+inline ulong mass_of_kept(threadgroup Choosing& c, thread const Row& row, thread const Kept& kept) {
+  const uint t = row.t;
   ulong sum = 0;
   for (uint id = t; id < row.vocab; id += kChooseThreads) {
     const float x = row.logits[id];
@@ -325,23 +328,23 @@ inline ulong philox_bits(constant SampleArgs& a) {
 // A number in [0, 1) in units of 2^-64, for values of 24 bits: exact.
 inline ulong fraction_of(float x) { return ulong(x * 0x1p40f) << 24; }
 
-inline uint draw(threadgroup Choosing& c, thread const Row& row, constant SampleArgs& a, uint t) {
+inline uint draw(threadgroup Choosing& c, thread const Row& row, constant SampleArgs& a) {
   Kept kept = {0u, 0xffffffffu, 0ul};
   ulong before = 0;
   if (a.top_k != 0 && a.top_k < a.vocab) {
-    kept = select_candidate(c, row, kept, false, ulong(a.top_k), before, t);
+    kept = select_candidate(c, row, kept, false, ulong(a.top_k), before);
   }
   if (a.top_p < 1.0f) {
-    const ulong mass = mass_of_kept(c, row, kept, t);
+    const ulong mass = mass_of_kept(c, row, kept);
     const ulong enough = high_product(mass, fraction_of(a.top_p)) + 1;
-    kept = select_candidate(c, row, kept, true, enough, before, t);
+    kept = select_candidate(c, row, kept, true, enough, before);
   }
   if (a.min_p > 0.0f) {
     kept.least = ulong(a.min_p * 0x1p44f);
   }
-  const ulong mass = mass_of_kept(c, row, kept, t);
+  const ulong mass = mass_of_kept(c, row, kept);
   const ulong target = high_product(mass, philox_bits(a) << 11) + 1;
-  return select_candidate(c, row, kept, true, target, before, t).id;
+  return select_candidate(c, row, kept, true, target, before).id;
 }
 
 // The decision for a row: its token, or -1, and whether its logits could be used. The token goes to the
@@ -367,8 +370,8 @@ kernel void sample_choose(device const float* adjusted [[buffer(0)]],
   threadgroup_barrier(mem_flags::mem_threadgroup);
   int token = a.mode == 0 || good[0] == 0 ? -1 : best_id[0];
   if (a.mode == 2 && good[0] != 0 && isfinite(top[0])) {
-    const Row row = {adjusted, a.vocab, top[0]};
-    token = int(draw(choosing, row, a, t));
+    const Row row = {adjusted, a.vocab, top[0], t};
+    token = int(draw(choosing, row, a));
   }
   if (t == 0) {
     result[0] = token;
