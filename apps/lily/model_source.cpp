@@ -12,6 +12,10 @@
 #include "apps/lily/progress.h"
 #include "base/log.h"
 
+#if defined(__APPLE__)
+#include <mach-o/dyld.h>
+#endif
+
 namespace lily::app {
 namespace {
 
@@ -64,9 +68,20 @@ bool is_repository_name(const std::string& model) {
   return one_slash && slash > 0 && slash + 1 < model.size() && model[0] != '.' && model[0] != '~';
 }
 
-Result<fs::path> built_in_model() {
+// The file that runs, without symbolic links; nothing where the system does not say.
+fs::path this_program() {
   std::error_code ignored;
-  const fs::path program = fs::read_symlink("/proc/self/exe", ignored);
+#if defined(__APPLE__)
+  std::string path(4096, '\0');
+  auto size = static_cast<uint32_t>(path.size());
+  return _NSGetExecutablePath(path.data(), &size) == 0 ? fs::canonical(path.c_str(), ignored) : fs::path();
+#else
+  return fs::read_symlink("/proc/self/exe", ignored);
+#endif
+}
+
+Result<fs::path> built_in_model() {
+  const fs::path program = this_program();
   for (const fs::path& folder : {program.parent_path().parent_path() / "share" / "lily" / "lily-tiny",
                                  fs::path(LILY_SOURCE_MODELS) / "lily-tiny"}) {
     if (fs::exists(folder / "config.json")) {

@@ -1,9 +1,9 @@
 // The text of one parameter as a JSON value.
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <optional>
 
+#include "base/number.h"
 #include "text/json.h"
 #include "text/tool_schemas.h"
 
@@ -41,7 +41,7 @@ std::string double_text(double value) {
 std::optional<double> to_double(std::string_view text) {
   if (text.find_first_not_of("0123456789+-.eE") != std::string_view::npos) return std::nullopt;  // no "inf"
   double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const auto [end, error] = parse_double(text.data(), text.data() + text.size(), value);
   if (error != std::errc() || end != text.data() + text.size() || !std::isfinite(value)) return std::nullopt;
   return value;
 }

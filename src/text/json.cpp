@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/number.h"
 #include "text/chat_template.h"
 
 namespace lily {
@@ -79,7 +80,7 @@ struct Handler {
       return true;
     }
     double value = rough;
-    const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), value);
+    const auto [end, error] = parse_double(number.data(), number.data() + number.size(), value);
     if (error == std::errc::result_out_of_range) {
       const double magnitude = std::fabs(rough) > 1 ? std::numeric_limits<double>::infinity() : 0.0;
       value = std::copysign(magnitude, number.front() == '-' ? -1.0 : 1.0);

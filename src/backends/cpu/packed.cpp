@@ -24,14 +24,14 @@ void transpose(const std::byte* from, size_t stride, std::byte* to) {
   const Words b = load_words(from + stride);
   const Words c = load_words(from + 2 * stride);
   const Words d = load_words(from + 3 * stride);
-  const Words ab_low = __builtin_shuffle(a, b, Words{0, 4, 1, 5});
-  const Words cd_low = __builtin_shuffle(c, d, Words{0, 4, 1, 5});
-  const Words ab_high = __builtin_shuffle(a, b, Words{2, 6, 3, 7});
-  const Words cd_high = __builtin_shuffle(c, d, Words{2, 6, 3, 7});
-  store_words(to, __builtin_shuffle(ab_low, cd_low, Words{0, 1, 4, 5}));
-  store_words(to + 64, __builtin_shuffle(ab_low, cd_low, Words{2, 3, 6, 7}));
-  store_words(to + 128, __builtin_shuffle(ab_high, cd_high, Words{0, 1, 4, 5}));
-  store_words(to + 192, __builtin_shuffle(ab_high, cd_high, Words{2, 3, 6, 7}));
+  const Words ab_low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  const Words cd_low = __builtin_shufflevector(c, d, 0, 4, 1, 5);
+  const Words ab_high = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  const Words cd_high = __builtin_shufflevector(c, d, 2, 6, 3, 7);
+  store_words(to, __builtin_shufflevector(ab_low, cd_low, 0, 1, 4, 5));
+  store_words(to + 64, __builtin_shufflevector(ab_low, cd_low, 2, 3, 6, 7));
+  store_words(to + 128, __builtin_shufflevector(ab_high, cd_high, 0, 1, 4, 5));
+  store_words(to + 192, __builtin_shufflevector(ab_high, cd_high, 2, 3, 6, 7));
 }
 
 // Codes of 8 bits: in each 8 bytes of a vector pair of an output the even ones go to the first.
