@@ -179,8 +179,8 @@ void Group::wake(uint32_t first, uint32_t count) {
 }
 
 void Group::check_same_call(const Thread& first, const Thread& here) {
-  if (first.line != here.line || std::strcmp(first.what, here.what) != 0 ||
-      std::strcmp(first.file, here.file) != 0) {
+  const auto same = [](const char* a, const char* b) { return a == b || std::strcmp(a, b) == 0; };
+  if (first.line != here.line || !same(first.what, here.what) || !same(first.file, here.file)) {
     refuse(fmt::format("divergent {}: {}, but {}", here.at == At::barrier ? "barrier" : "SIMD function",
                        where(first), where(here)));
   }
