@@ -336,7 +336,8 @@ inline uint draw(threadgroup Choosing& c, thread const Row& row, constant Sample
   }
   if (a.top_p < 1.0f) {
     const ulong mass = mass_of_kept(c, row, kept);
-    const ulong enough = high_product(mass, fraction_of(a.top_p)) + 1;
+    const ulong fraction = fraction_of(a.top_p);
+    const ulong enough = high_product(mass, fraction) + (mass * fraction != 0 ? 1 : 0);  // rounded up
     kept = select_candidate(c, row, kept, true, enough, before);
   }
   if (a.min_p > 0.0f) {
