@@ -13,7 +13,7 @@ MatrixFormat format_of(const AffineMatrix& matrix) {
 }
 
 Result<std::unique_ptr<Pipelines>> Pipelines::open(Device& device) {
-  std::unique_ptr<Pipelines> pipelines(new Pipelines(device));
+  std::unique_ptr<Pipelines> pipelines(new Pipelines);
   for (const LibrarySource& source : kernel_sources()) {
     LILY_TRY(pipelines->libraries_[source.name], device.library(source));
   }

@@ -19,7 +19,7 @@ MatrixFormat format_of(const AffineMatrix& matrix);
 
 class Pipelines {
  public:
-  // Compiles all libraries; `device` must outlive this.
+  // Compiles all libraries.
   static Result<std::unique_ptr<Pipelines>> open(Device& device);
 
   // A kernel of `library` with its function constants in the order of their indices. Made on first use and
@@ -33,8 +33,7 @@ class Pipelines {
   Result<const Pipeline*> get(const Wanted& wanted);
 
  private:
-  explicit Pipelines(Device& device) : device_(device) {}
-  Device& device_;
+  Pipelines() = default;
   std::map<std::string, std::unique_ptr<Library>> libraries_;
   std::map<std::string, std::unique_ptr<Pipeline>> made_;
 };

@@ -32,11 +32,12 @@ T must(Result<T> result) {
 MetalBlocks::~MetalBlocks() = default;
 
 MemoryNeed MetalBlocks::estimate(const ModelWeights& weights, const Plan& plan) const {
-  return metal::DeviceModel::estimate(weights, plan, {}, device_->traits());
+  return metal::DeviceModel::estimate(weights, plan, {}, {.name = "any", .page_bytes = 4096});
 }
 
 Result<void> MetalBlocks::load(const ModelWeights& weights, const Plan& plan,
                                FunctionRef<void(double)> progress) {
+  LILY_TRY(device_, make_(plan.shape.id == ShapeId::tiny));
   LILY_TRY(model_, metal::DeviceModel::load(*device_, weights, plan, {}, progress));
   context_ = std::make_shared<metal::StateContext>(*device_, plan, [] {});
   const uint64_t rows = plan.max_rows;

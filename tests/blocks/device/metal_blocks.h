@@ -2,6 +2,7 @@
 // the device's memory and back around every block.
 #pragma once
 
+#include <functional>
 #include <memory>
 
 #include "backends/host/blocks.h"
@@ -11,7 +12,9 @@ namespace lily::test {
 
 class MetalBlocks final : public host::Blocks {
  public:
-  explicit MetalBlocks(std::unique_ptr<metal::Device> device) : device_(std::move(device)) {}
+  // Makes the device: with the emulator's checks for the small shape, where they cost seconds.
+  using MakeDevice = std::function<Result<std::unique_ptr<metal::Device>>(bool checked)>;
+  explicit MetalBlocks(MakeDevice make) : make_(std::move(make)) {}
   ~MetalBlocks() override;
 
   MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
@@ -36,6 +39,7 @@ class MetalBlocks final : public host::Blocks {
   void download_pages(uint32_t layer, const host::Segment& segment, const metal::MetalState& from);
   size_t page_plane(uint32_t layer, uint32_t which, uint32_t head) const;  // bytes from the start of a page
 
+  MakeDevice make_;
   std::unique_ptr<metal::Device> device_;
   std::unique_ptr<metal::DeviceModel> model_;
   std::shared_ptr<metal::StateContext> context_;

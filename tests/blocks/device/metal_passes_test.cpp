@@ -5,7 +5,7 @@
 
 #include "backends/metal/backend.h"
 #include "tests/blocks/device/metal_blocks.h"
-#include "tests/metal_emulator/modules.h"
+#include "tests/blocks/device/metal_device.h"
 #include "tests/support/oracle.h"
 #include "tests/support/random_weights.h"
 #include "weights/bind.h"
@@ -14,6 +14,18 @@ namespace lily::test {
 namespace {
 
 constexpr uint32_t kLayers = 4;
+
+class NeedsMetal : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto device = metal_device({}); !device) {
+      GTEST_SKIP() << device.error().message;
+    }
+  }
+};
+using MetalPasses = NeedsMetal;
+using MetalBlock = NeedsMetal;
+using MetalModel = NeedsMetal;
 
 struct Seen {
   std::vector<int32_t> tokens;
@@ -31,7 +43,7 @@ std::vector<int32_t> prompt(size_t count, uint64_t seed) {
 // Everything a pass can hold: long and short slices, decoding, drafts, sampling of all kinds, checkpoints.
 class Scenario {
  public:
-  explicit Scenario(std::unique_ptr<metal::Device> device) : backend_(std::move(device), "metal-emulated") {
+  explicit Scenario(std::unique_ptr<metal::Device> device) : backend_(std::move(device), kMetalName) {
     static const RandomWeights weights(kTiny.with_layers(kLayers), {.seed = 21});
     const auto plan = make_plan(kTiny.with_layers(kLayers), {.context = 512, .sequences = 4, .chunk = 96});
     EXPECT_TRUE(plan.has_value());
@@ -39,7 +51,7 @@ class Scenario {
     EXPECT_TRUE(loaded.has_value()) << (loaded ? "" : loaded.error().message);
   }
 
-  Seen run() {
+  void run() {
     const Sampling random{
         .mode = Sampling::Mode::random, .temperature = 0.8F, .top_k = 40, .top_p = 0.9F, .seed = 5};
     const std::vector<LogitBias> bias{{3, 1.5F}};
@@ -50,21 +62,22 @@ class Scenario {
     const auto long_prompt = prompt(70, 1);
     const auto short_prompt = prompt(5, 2);
     const auto draft = prompt(3, 3);
-    EXPECT_TRUE(one->begin_answer(long_prompt).has_value());
+    ASSERT_TRUE(one->begin_answer(long_prompt).has_value());
     pass({{.state = one.get(), .tokens = long_prompt, .sampling = random, .logits_rows = 2},
           {.state = two.get(), .tokens = short_prompt, .sampling = biased}});
     const auto saved = one->save();
-    EXPECT_TRUE(saved.has_value());
+    ASSERT_TRUE(saved.has_value());
     pass({{.state = one.get(), .sampling = random},
           {.state = two.get(), .sampling = biased, .logits_rows = 1}});
     pass({{.state = three.get(), .tokens = std::span(long_prompt).first(1), .sampling = random},
           {.state = two.get(), .tokens = draft, .sampling = biased, .keep = Keep::until_accept}});
-    EXPECT_TRUE(two->accept(2).has_value());
-    EXPECT_TRUE(one->resume(**saved).has_value());
+    ASSERT_TRUE(two->accept(2).has_value());
+    ASSERT_TRUE(one->resume(**saved).has_value());
     pass({{.state = one.get(), .sampling = random},
           {.state = two.get(), .tokens = short_prompt, .logits_rows = 5}});
-    return std::move(seen_);
   }
+
+  Seen seen;
 
  private:
   void pass(const std::vector<Slice>& slices) {
@@ -74,22 +87,21 @@ class Scenario {
     ASSERT_TRUE(output.has_value()) << output.error().message;
     for (const SliceOutput& slice : output->slices) {
       EXPECT_TRUE(slice.finite);
-      seen_.tokens.push_back(slice.token);
-      seen_.logits.insert(seen_.logits.end(), slice.logits.begin(), slice.logits.end());
+      seen.tokens.push_back(slice.token);
+      seen.logits.insert(seen.logits.end(), slice.logits.begin(), slice.logits.end());
     }
   }
   metal::MetalBackend backend_;
-  Seen seen_;
 };
 
-TEST(MetalPasses, NoFaultAndTheSameBitsInAnyOrderOfExecution) {
+TEST_F(MetalPasses, NoFaultAndTheSameBitsInAnyOrderOfExecution) {
   const auto run = [](uint64_t seed, bool checked) {
-    return Scenario(metal::make_emulated_device(
-                        {.seed = seed, .checked = checked, .modules = metal::kernel_modules()}))
-        .run();
+    Scenario scenario(*metal_device({.seed = seed, .checked = checked}));
+    scenario.run();
+    return scenario.seen;
   };
   const Seen expected = run(1, true);
-  EXPECT_EQ(expected.logits.size(), size_t{8} * kTiny.vocab);
+  ASSERT_EQ(expected.logits.size(), size_t{8} * kTiny.vocab);
   for (const uint64_t seed : {2, 3}) {
     const Seen found = run(seed, seed == 2);
     EXPECT_EQ(found.tokens, expected.tokens) << seed;
@@ -118,9 +130,8 @@ std::vector<float> random_stream(const Shape& shape, uint32_t rows, uint64_t see
 
 struct Blocks {
   Blocks(const Shape& shape, const ModelWeights& weights, const PlanOptions& options)
-      : device(metal::make_emulated_device({.checked = false, .modules = metal::kernel_modules()})) {
-    plan = *make_plan(shape, options);
-    blocks = std::make_unique<MetalBlocks>(std::move(device));
+      : plan(*make_plan(shape, options)),
+        blocks(std::make_unique<MetalBlocks>([](bool) { return metal_device({}); })) {
     const auto loaded = blocks->load(weights, plan, [](double) {});
     EXPECT_TRUE(loaded.has_value()) << (loaded ? "" : loaded.error().message);
   }
@@ -143,12 +154,11 @@ struct Blocks {
     return out;
   }
   Plan plan{};
-  std::unique_ptr<metal::Device> device;
   std::unique_ptr<MetalBlocks> blocks;
 };
 
 // Beyond kAttendTokens * kAttendParts positions a part has more than one step.
-TEST(MetalBlock, AttentionOverMorePositionsThanStepsOfAllParts) {
+TEST_F(MetalBlock, AttentionOverMorePositionsThanStepsOfAllParts) {
   constexpr uint32_t kPosition = 17'000;
   constexpr uint32_t kLayer = 3;
   const Shape shape = kTiny.with_layers(kLayers);
@@ -182,7 +192,7 @@ TEST(MetalBlock, AttentionOverMorePositionsThanStepsOfAllParts) {
 
 // The kernels for many rows at the full width, cut into two passes at a position that is no multiple of a
 // chunk.
-TEST(MetalBlock, ManyRowsAtFullWidth) {
+TEST_F(MetalBlock, ManyRowsAtFullWidth) {
   const Shape shape = kQwen36.with_layers(kLayers);
   const RandomWeights weights(shape, {.share_layers = true});
   const Blocks rig(shape, weights.get(), {.context = 64, .sequences = 1, .chunk = 32});
@@ -225,15 +235,14 @@ Best best_of(std::span<const float> logits) {
 constexpr float kNearTie = 0.1F;  // of a logit; the largest are about 20
 
 // The file's tensors are used where they are mapped.
-TEST(MetalModel, GreedyTokensAreThoseOfTheCpuWhereverTheBestIsClear) {
+TEST_F(MetalModel, GreedyTokensAreThoseOfTheCpuWhereverTheBestIsClear) {
   auto cpu = make_backend("cpu", {});
   ASSERT_TRUE(cpu.has_value());
   auto file = WeightFile::open(std::string(LILY_SOURCE_DIR) + "/models/lily-tiny");
   ASSERT_TRUE(file.has_value()) << file.error().text();
   const auto plan = make_plan((*file)->shape(), {.context = 1024, .sequences = 1, .chunk = 64});
   ASSERT_TRUE(plan.has_value());
-  metal::MetalBackend emulated(
-      metal::make_emulated_device({.checked = false, .modules = metal::kernel_modules()}), "metal-emulated");
+  metal::MetalBackend emulated(*metal_device({}), kMetalName);
   const auto need = emulated.estimate(**file, *plan);
   ASSERT_TRUE(need.has_value());
   EXPECT_GT(need->mapped, (*file)->bound_bytes() / 2);

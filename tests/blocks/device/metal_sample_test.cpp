@@ -9,7 +9,7 @@
 #include "backends/metal/pipelines.h"
 #include "model/shape.h"
 #include "sampling/sampler.h"
-#include "tests/metal_emulator/modules.h"
+#include "tests/blocks/device/metal_device.h"
 #include "tests/support/random_weights.h"
 
 namespace lily::test {
@@ -28,7 +28,7 @@ class SampledRow {
  public:
   SampledRow(uint32_t vocab, bool checked)
       : vocab_(vocab),
-        device_(metal::make_emulated_device({.checked = checked, .modules = metal::kernel_modules()})),
+        device_(must(metal_device({.checked = checked}))),
         pipelines_(must(metal::Pipelines::open(*device_))) {
     slices_ = (vocab + metal::kSampleSlice - 1) / metal::kSampleSlice;
     logits_ = buffer(vocab * 4);
@@ -109,6 +109,15 @@ struct Case {
   bool checked = false;
 };
 
+class MetalSample : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const auto device = metal_device({}); !device) {
+      GTEST_SKIP() << device.error().message;
+    }
+  }
+};
+
 void compare(const Case& of) {
   SampledRow row(of.vocab, of.checked);
   const std::vector<int32_t> prompt{1, 5, 9, 700, 701};
@@ -130,12 +139,12 @@ void compare(const Case& of) {
   }
 }
 
-TEST(MetalSample, Greedy) {
+TEST_F(MetalSample, Greedy) {
   compare({kTiny.vocab, 3, {.mode = Sampling::Mode::greedy}, 3, true});
   compare({kQwen36.vocab, 3, {.mode = Sampling::Mode::greedy}, 1});
 }
 
-TEST(MetalSample, AsTheModelCardSays) {
+TEST_F(MetalSample, AsTheModelCardSays) {
   const Sampling card{.mode = Sampling::Mode::random, .top_k = 20, .top_p = 0.95F};
   compare({kTiny.vocab, 3, card, 10});
   compare({kTiny.vocab, 3, card, 1, true});
@@ -150,7 +159,7 @@ TEST(MetalSample, AsTheModelCardSays) {
            10});
 }
 
-TEST(MetalSample, TheWholeDistribution) {
+TEST_F(MetalSample, TheWholeDistribution) {
   compare({kTiny.vocab, 1, {.mode = Sampling::Mode::random}, 10});  // flat: most of the vocabulary has mass
   compare({kTiny.vocab, 4, {.mode = Sampling::Mode::random, .temperature = 1.3F}, 5});
   compare({kTiny.vocab, 2, {.mode = Sampling::Mode::random, .top_p = 0.9F}, 10});
@@ -159,7 +168,7 @@ TEST(MetalSample, TheWholeDistribution) {
       {kTiny.vocab, 2, {.mode = Sampling::Mode::random, .top_k = 3000, .top_p = 0.99F, .min_p = 0.001F}, 5});
 }
 
-TEST(MetalSample, PenaltiesBiasAndMask) {
+TEST_F(MetalSample, PenaltiesBiasAndMask) {
   const std::vector<LogitBias> bias{{40, 4.0F}, {7, -100.0F}, {40, 3.0F}, {8191, 2.5F}};
   const std::vector<uint32_t> allowed((kTiny.vocab + 31) / 32, 0xf0f0f0f3U);
   const Sampling penalties{.mode = Sampling::Mode::greedy,
@@ -178,7 +187,7 @@ TEST(MetalSample, PenaltiesBiasAndMask) {
   compare({kTiny.vocab, 1, masked, 1, true});
 }
 
-TEST(MetalSample, EqualLogitsAndUnusableOnes) {
+TEST_F(MetalSample, EqualLogitsAndUnusableOnes) {
   SampledRow row(kTiny.vocab, false);
   SamplerScratch scratch;
   std::vector<float> logits(kTiny.vocab, 1.25F);
