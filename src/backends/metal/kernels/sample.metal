@@ -148,7 +148,7 @@ inline ulong weight_of(float x, float top) {
   }
   const float back = difference - top;  // what was really subtracted, negated
   const float remainder = (top - (difference - back)) - (x + back);
-  const long fixed = long(difference * 0x1p56f) + long(remainder * 0x1p56f);
+  const long fixed = long(difference * 72057594037927936.0f) + long(remainder * 72057594037927936.0f);
   const ulong y = fixed > 0 ? ulong(fixed) : 0ul;
   const ulong turns = high_product(y, 0x5c551d94ae0bf85eul);  // y / ln 2, in units of 2^-54
   const ulong n = turns >> 54;
@@ -326,7 +326,7 @@ inline ulong philox_bits(constant SampleArgs& a) {
 }
 
 // A number in [0, 1) in units of 2^-64, for values of 24 bits: exact.
-inline ulong fraction_of(float x) { return ulong(x * 0x1p40f) << 24; }
+inline ulong fraction_of(float x) { return ulong(x * 1099511627776.0f) << 24; }
 
 inline uint draw(threadgroup Choosing& c, thread const Row& row, constant SampleArgs& a) {
   Kept kept = {0u, 0xffffffffu, 0ul};
@@ -341,7 +341,7 @@ inline uint draw(threadgroup Choosing& c, thread const Row& row, constant Sample
     kept = select_candidate(c, row, kept, true, enough, before);
   }
   if (a.min_p > 0.0f) {
-    kept.least = ulong(a.min_p * 0x1p44f);
+    kept.least = ulong(a.min_p * 17592186044416.0f);
   }
   const ulong mass = mass_of_kept(c, row, kept);
   const ulong target = high_product(mass, philox_bits(a) << 11) + 1;
