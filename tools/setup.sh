@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# setup.sh [browser]: installs what lily needs on Debian 12, Ubuntu 24.04 or macOS, or the browser in which the tests try the
-# page. Does nothing when all is there.
+# setup.sh [browser|arm]: installs what lily needs on Debian 12, Ubuntu 24.04 or macOS, or the browser in which the tests try
+# the page, or the cross compiler and emulator of tools/test_arm.sh. Does nothing when all is there.
 set -euo pipefail
 
 if [ "$(uname)" = Darwin ]; then
@@ -33,6 +33,10 @@ if [ "${1:-}" = browser ]; then
     exit 0
   fi
   packages=(chromium chromium-driver)
+fi
+
+if [ "${1:-}" = arm ]; then
+  packages=(g++-aarch64-linux-gnu qemu-user)
 fi
 
 missing=()

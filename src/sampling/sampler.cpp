@@ -14,7 +14,17 @@ constexpr float kForbidden = -std::numeric_limits<float>::infinity();
 // How many candidates are put in order first when top_k does not say; doubled until enough.
 constexpr size_t kFirstPrefix = 256;
 
-bool is_usable(float logit) { return !std::isnan(logit) && logit != std::numeric_limits<float>::infinity(); }
+// Neither NaN nor +infinity among them. Without a branch, so that compilers make vectors of it: a row is as
+// long as the vocabulary, and looked at for every token.
+bool all_usable(std::span<const float> logits) {
+  constexpr int32_t kInfinity = 0x7f800000;
+  int32_t bad = 0;
+  for (const float logit : logits) {
+    const auto bits = std::bit_cast<int32_t>(logit);
+    bad |= static_cast<int32_t>((bits & 0x7fffffff) > kInfinity) | static_cast<int32_t>(bits == kInfinity);
+  }
+  return bad == 0;
+}
 
 // The order of candidates: larger logit first, lower id among equals.
 struct Before {
@@ -69,20 +79,48 @@ void mask(std::span<float> logits, std::span<const uint32_t> allowed) {
   }
 }
 
-// The id of the largest logit, the lowest among equals; -1 where nothing is allowed or one is not usable.
-int32_t argmax(std::span<const float> logits) {
-  int32_t best = -1;
-  float largest = kForbidden;
-  for (size_t token = 0; token < logits.size(); ++token) {
-    if (!is_usable(logits[token])) {
-      return -1;
-    }
-    if (logits[token] > largest) {
-      largest = logits[token];
-      best = static_cast<int32_t>(token);
+float largest_of(std::span<const float> logits) {
+  constexpr size_t kLanes = 16;  // independent ones, for vectors
+  std::array<float, kLanes> lane;
+  lane.fill(kForbidden);
+  size_t i = 0;
+  for (; i + kLanes <= logits.size(); i += kLanes) {
+    for (size_t j = 0; j < kLanes; ++j) {
+      lane[j] = logits[i + j] > lane[j] ? logits[i + j] : lane[j];
     }
   }
-  return best;
+  for (; i < logits.size(); ++i) {
+    lane[0] = std::max(lane[0], logits[i]);
+  }
+  return *std::max_element(lane.begin(), lane.end());
+}
+
+// The id of the largest logit, the lowest among equals; -1 where nothing is allowed or one is not usable.
+int32_t argmax(std::span<const float> logits) {
+  constexpr size_t kBlock = 4096;
+  if (!all_usable(logits)) {
+    return -1;
+  }
+  size_t best_block = 0;
+  float largest = kForbidden;
+  for (size_t block = 0; block < logits.size(); block += kBlock) {
+    const float of_block = largest_of(logits.subspan(block, std::min(kBlock, logits.size() - block)));
+    if (of_block > largest) {
+      largest = of_block;
+      best_block = block;
+    }
+  }
+  if (largest == kForbidden) {
+    return -1;
+  }
+  const auto found = std::find(logits.begin() + static_cast<ptrdiff_t>(best_block), logits.end(), largest);
+  return static_cast<int32_t>(found - logits.begin());
+}
+
+// Whether the logits are sampled as they are.
+bool leaves_logits(const Sampling& sampling) {
+  return sampling.bias.empty() && sampling.repetition_penalty == 1.0F && sampling.frequency_penalty == 0.0F &&
+         sampling.presence_penalty == 0.0F && sampling.allowed.empty();
 }
 
 // The candidates of a row in descending order, put in order only as far as they are looked at.
@@ -202,7 +240,11 @@ bool TokenCounts::in_prompt(int32_t token) const {
 
 Sampled sample(std::span<const float> logits, const Sampling& sampling, const TokenCounts& counts,
                uint64_t position, SamplerScratch& scratch) {
-  if (!std::all_of(logits.begin(), logits.end(), is_usable)) {
+  if (sampling.mode != Sampling::Mode::random && leaves_logits(sampling)) {
+    const int32_t best = argmax(logits);
+    return {.token = best, .finite = best >= 0};
+  }
+  if (!all_usable(logits)) {
     return {.token = -1, .finite = false};
   }
   std::vector<float>& adjusted = scratch.adjusted;
@@ -224,7 +266,8 @@ Sampled sample(std::span<const float> logits, const Sampling& sampling, const To
   for (float& logit : adjusted) {
     logit /= sampling.temperature;
   }
-  if (!std::isfinite(adjusted[best])) {  // a temperature so small that the quotient overflows decides like greedy
+  if (!std::isfinite(
+          adjusted[best])) {  // a temperature so small that the quotient overflows decides like greedy
     return {.token = best, .finite = true};
   }
   Ranking ranking(adjusted, adjusted[best], scratch);

@@ -10,6 +10,9 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
+#if defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 namespace lily::cpu {
 namespace {
@@ -73,6 +76,27 @@ bool has_amx() {
 #endif
 }
 
+#if defined(__aarch64__)
+// Bits of the system's description of the processor (asm/hwcap.h).
+bool has_dotprod() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1UL << 20;
+  return (::getauxval(AT_HWCAP) & kDotProducts) != 0;
+#else
+  return false;
+#endif
+}
+
+bool has_i8mm() {
+#if defined(__linux__)
+  constexpr unsigned long kInt8Matrices = 1UL << 13;
+  return has_dotprod() && (::getauxval(AT_HWCAP2) & kInt8Matrices) != 0;
+#else
+  return false;
+#endif
+}
+#endif
+
 std::string usable_names() {
   std::string names;
   for (const IsaListing& isa : list_isas()) {
@@ -103,6 +127,14 @@ std::vector<IsaListing> list_isas() {
   if (const Kernels* kernels = avx2_kernels()) {
     isas.push_back({kernels, has_avx2()});
   }
+#if defined(__aarch64__)
+  if (const Kernels* kernels = i8mm_kernels()) {
+    isas.push_back({kernels, has_i8mm()});
+  }
+  if (const Kernels* kernels = neon_kernels()) {
+    isas.push_back({kernels, has_dotprod()});
+  }
+#endif
   isas.push_back({&kScalarKernels, true});
   return isas;
 }

@@ -64,7 +64,9 @@ static constexpr uint32_t panel_of_row(const Panels& p, uint32_t row) {
 
 struct PrepareArgs {
   InputFormat format;
-  const float* x;  // [cols]
+  const float* x;  // [end - begin]: columns [begin, end) of the row, both multiples of the group
+  uint32_t begin;
+  uint32_t end;
   std::byte* out;  // the row's first word
   uint32_t panel;  // rows of its panel
 };
@@ -170,6 +172,8 @@ const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512vnni_kernels();
 const Kernels* amx_kernels();
+const Kernels* neon_kernels();
+const Kernels* i8mm_kernels();
 
 // Every variant compiled in, the fastest first, and whether this processor can run it.
 struct IsaListing {

@@ -15,12 +15,29 @@ constexpr size_t kPieceBytes = size_t{96} << 10;         // of weights read
 constexpr uint64_t kPieceProducts = uint64_t{16} << 20;  // multiply-adds
 // Of many rows, which a piece reads as a whole: more outputs, so that it reads them less often.
 constexpr uint32_t kManyRows = 64;
+constexpr uint32_t kManyCols = 2048;
 
 uint32_t piece_blocks(const Product& product) {
   const uint64_t products = uint64_t{product.rows} * product.matrix.cols * kBlockOutputs;
   const uint64_t fit = std::min(kPieceBytes / block_bytes(product.matrix), kPieceProducts / products);
-  const uint64_t least = product.rows < kManyRows ? 2 : 4;
+  uint64_t least = product.rows < kManyRows ? 2 : 4 * ((product.matrix.cols + kManyCols - 1) / kManyCols);
+  if (product.then != nullptr) {
+    least = std::max<uint64_t>(least, product.then->group / kBlockOutputs);
+  }
   return static_cast<uint32_t>(std::max(fit / least, uint64_t{1}) * least);
+}
+
+// The rest of a product whose outputs [begin, end) are there.
+void run_swiglu(const Kernels& kernels, const Product& product, MatmulArgs args) {
+  const SwiGlu& then = *product.then;
+  args.matrix = &then.up;
+  args.y = then.y;
+  kernels.matmul(args);
+  for (uint32_t row = 0; row < product.rows; ++row) {
+    float* gate = product.y + row * product.y_stride + args.begin;
+    kernels.silu_multiply(gate, then.y + row * product.y_stride + args.begin, args.end - args.begin);
+    then.to->prepare(then.run, row, gate, args.begin, args.end);
+  }
 }
 
 }  // namespace
@@ -48,10 +65,16 @@ PreparedRows::Place PreparedRows::place(Run run, uint32_t row) const {
 }
 
 void PreparedRows::prepare(Run run, uint32_t row, const float* x) const {
+  prepare(run, row, x, 0, copies_[0].format.cols);
+}
+
+void PreparedRows::prepare(Run run, uint32_t row, const float* x, uint32_t begin, uint32_t end) const {
   const Place to = place(run, row);
   for (uint32_t i = 0; i < count_; ++i) {
     kernels_->prepare({.format = copies_[i].format,
                        .x = x,
+                       .begin = begin,
+                       .end = end,
                        .out = copies_[i].rows.from(to.first).data + size_t{to.index} * kWord,
                        .panel = to.panel});
   }
@@ -113,15 +136,19 @@ void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> p
         ++product;
       }
       const auto output = static_cast<uint32_t>(piece - product->first_piece) * product->piece_outputs;
-      kernels.matmul({.matrix = &product->matrix,
-                      .x = product->x.data,
-                      .x_stride = product->x.stride,
-                      .rows = product->rows,
-                      .begin = output,
-                      .end = std::min(output + product->piece_outputs, product->matrix.rows),
-                      .y = product->y,
-                      .y_stride = product->y_stride,
-                      .accumulate = product->accumulate});
+      const MatmulArgs args{.matrix = &product->matrix,
+                            .x = product->x.data,
+                            .x_stride = product->x.stride,
+                            .rows = product->rows,
+                            .begin = output,
+                            .end = std::min(output + product->piece_outputs, product->matrix.rows),
+                            .y = product->y,
+                            .y_stride = product->y_stride,
+                            .accumulate = product->accumulate};
+      kernels.matmul(args);
+      if (product->then != nullptr) {
+        run_swiglu(kernels, *product, args);
+      }
     }
   });
 }

@@ -38,8 +38,10 @@ class PreparedRows {
  public:
   PreparedRows(const Kernels& kernels, Carver& carver, uint32_t rows,
                std::initializer_list<const PackedMatrix*> readers);
-  // `row` counts from the first of the run.
+  // `row` counts from the first of the run. With `begin` and `end`, multiples of the readers' groups: only
+  // these columns, of which the first is x[0].
   void prepare(Run run, uint32_t row, const float* x) const;
+  void prepare(Run run, uint32_t row, const float* x, uint32_t begin, uint32_t end) const;
   // Copies a row of rows that are prepared in all formats of these.
   void copy(Run run, uint32_t row, const PreparedRows& from, Run from_run, uint32_t from_row) const;
   // The copy that `reader` reads.
@@ -72,6 +74,16 @@ class PreparedRows {
 void for_each_row(ThreadPool& pool, const Kernels& kernels, uint32_t rows,
                   FunctionRef<void(uint32_t row)> body);
 
+// What becomes of the outputs y of a product once they are there: y = silu(y) * (up * x), which is then
+// prepared for its readers.
+struct SwiGlu {
+  PackedMatrix up;  // of the form of the product's matrix, with the same x
+  float* y = nullptr;
+  const PreparedRows* to = nullptr;
+  Run run{};
+  uint32_t group = 0;  // of outputs: a multiple of the readers' groups
+};
+
 struct Product {
   PackedMatrix matrix;  // of one expert
   PreparedRows::Rows x;
@@ -79,6 +91,7 @@ struct Product {
   float* y = nullptr;
   size_t y_stride = 0;
   bool accumulate = false;  // add to y
+  const SwiGlu* then = nullptr;
   // Set by run_products.
   uint32_t piece_outputs = 0;
   size_t first_piece = 0;

@@ -100,6 +100,8 @@ Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, std::vector<fl
   for (uint32_t row = 0; row < rows; ++row) {
     kernels.prepare({.format = m.input(),
                      .x = inputs.plain.data() + size_t{row} * m.cols,
+                     .begin = 0,
+                     .end = m.cols,
                      .out = inputs.prepared.data() + word_at(kernels, inputs, row, 0),
                      .panel = rows_of_panel(panels, panel_of_row(panels, row))});
   }
@@ -263,7 +265,10 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
   }
   auto prepared = *AlignedBytes::allocate(prepared_bytes(format));
   std::memset(prepared.data(), 0xff, prepared.size());
-  kernels().prepare({.format = format, .x = x.data(), .out = prepared.data(), .panel = 1});
+  kernels().prepare(
+      {.format = format, .x = x.data(), .begin = 0, .end = 192, .out = prepared.data(), .panel = 1});
+  kernels().prepare(
+      {.format = format, .x = x.data() + 192, .begin = 192, .end = 512, .out = prepared.data(), .panel = 1});
   const auto numbers = numbers_of(prepared.data(), format);
   for (size_t g = 0; g < 8; ++g) {
     double largest = 0;

@@ -110,6 +110,8 @@ void expect_same_bits(const RandomMatrix& matrix, uint32_t rows, bool accumulate
   for (uint32_t row = 0; row < rows; ++row) {
     kTable.prepare({.format = m.input(),
                     .x = x.data() + size_t{row} * m.cols,
+                    .begin = 0,
+                    .end = m.cols,
                     .out = prepared.data() + row * stride,
                     .panel = kTable.panel_rows});
   }

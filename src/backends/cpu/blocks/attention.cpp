@@ -97,7 +97,8 @@ void CpuBlocks::attend_item(const AttentionBatch& batch, const AttendItem& item,
                    .total = batch.partial_total + index * kGroupHeads});
 }
 
-// The partitions of one row and key-value head, in order, into its outputs, which replace its queries.
+// The partitions of one row and key-value head, in order, into its outputs, which replace its queries and are
+// prepared for o_proj.
 void CpuBlocks::combine(const AttentionBatch& batch, const AttendItem& item, size_t first) const {
   for (uint32_t h = 0; h < kGroupHeads; ++h) {
     const float* largest = batch.partial_largest + first * kGroupHeads + h;
@@ -121,6 +122,9 @@ void CpuBlocks::combine(const AttentionBatch& batch, const AttendItem& item, siz
     }
     kernels_.sigmoid_multiply(out, batch.q_gate + head * 2 * kDim + kDim, kDim);
   }
+  const uint32_t begin = item.kv_head * kGroupHeads * kDim;
+  batch.output.prepare({0, batch.rows}, item.row, batch.q + size_t{item.row} * shape_.q_width() + begin,
+                       begin, begin + kGroupHeads * kDim);
 }
 
 void CpuBlocks::run_items(const AttentionBatch& batch) {
@@ -177,9 +181,6 @@ void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
     });
   }
   attend_rows(batch);
-  for_each_row(pool_, kernels_, batch.rows, [&](uint32_t row) {
-    batch.output.prepare({0, batch.rows}, row, batch.q + size_t{row} * shape_.q_width());
-  });
   Product product = addition_of(batch.w.o_proj, batch.output, batch.rows, stream);
   run_products(pool_, kernels_, {&product, 1});
 }

@@ -95,7 +95,8 @@ Result<void> CpuBlocks::load(const ModelWeights& weights, const Plan& plan,
   LILY_TRY(packed_, packed_model(progress));
   LILY_TRY(workspace_, AlignedArray<float>::allocate(workspace_floats(packed_, plan)));
   pieces_.reserve(plan.max_rows);
-  products_.reserve(2 * size_t{shape_.experts} + 1);
+  products_.reserve(size_t{shape_.experts} + 3);
+  swiglus_.reserve(size_t{shape_.experts} + 1);
   items_.reserve(max_partials_);
   chosen_.assign(shape_.experts, 0);
   return {};

@@ -104,6 +104,8 @@ class CpuBlocks final : public host::Blocks {
   void route(const MoeBatch& batch, uint32_t row) const;
   void group_by_expert(const MoeBatch& batch);
   Run run_of_pair(const MoeBatch& batch, uint32_t pair) const;
+  void add_gate_up(Product product, SwiGlu then);
+  void route_all(const MoeBatch& batch);
   void experts(const MoeBatch& batch);
 
   const Kernels& kernels_;
@@ -119,6 +121,7 @@ class CpuBlocks final : public host::Blocks {
   AlignedArray<float> workspace_;
   std::vector<Piece> pieces_;
   std::vector<Product> products_;
+  std::vector<SwiGlu> swiglus_;  // of products_, which point to them
   std::vector<AttendItem> items_;
   std::vector<uint8_t> chosen_;  // [experts]: whether the current moe() chose it
 };

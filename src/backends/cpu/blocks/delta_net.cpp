@@ -55,7 +55,8 @@ void CpuBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segment
 }
 
 // One k head and the v heads that use it, over rows [first, first + rows) of a piece: convolution,
-// normalisation, gates, recurrent update and gated norm. The outputs replace v.
+// normalisation, gates, recurrent update, gated norm, and the outputs, which replace v, prepared for
+// out_proj.
 void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
                             uint32_t rows) const {
   const size_t channels = shape_.conv_channels();
@@ -104,6 +105,8 @@ void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint
                            .z = batch.z + (row + r) * shape_.value_width() + size_t{h} * kDim,
                            .weight = batch.dense->norm.data(),
                            .out = head + r * channels});
+      batch.output.prepare({0, batch.rows}, static_cast<uint32_t>(row + r), head + r * channels, h * kDim,
+                           (h + 1) * kDim);
     }
   }
 }
@@ -154,10 +157,6 @@ void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {
                   product_of(batch.w.in_proj_b, batch.input, batch.rows, batch.b)};
   run_products(pool_, kernels_, in);
   delta_pieces(batch);
-  const float* out = batch.mixed + 2 * size_t{shape_.key_width()};
-  for_each_row(pool_, kernels_, batch.rows, [&](uint32_t row) {
-    batch.output.prepare({0, batch.rows}, row, out + size_t{row} * shape_.conv_channels());
-  });
   Product product = addition_of(batch.w.out_proj, batch.output, batch.rows, stream);
   run_products(pool_, kernels_, {&product, 1});
 }

@@ -7,6 +7,8 @@ namespace lily::cpu {
 namespace {
 
 constexpr uint32_t kTopK = Shape::kTopK;
+// Outputs of gate and up that a thread computes at least: two streams of memory, long enough to read fast.
+constexpr uint32_t kLeastSlice = 64;
 
 // u32 arrays lie in the same workspace.
 uint32_t* take_u32(Carver& carver, size_t count) {
@@ -107,18 +109,20 @@ Run CpuBlocks::run_of_pair(const MoeBatch& batch, uint32_t pair) const {
   return {next[-1], next[0] - next[-1]};
 }
 
-// Gate and up, SwiGLU and down of every chosen expert; the last two of the shared one.
+// The first half of an expert over its rows: gate and up, SwiGLU.
+void CpuBlocks::add_gate_up(Product product, SwiGlu then) {
+  then.group = std::min(product.matrix.rows, std::max(then.group, kLeastSlice));
+  swiglus_.push_back(then);
+  product.y_stride = product.matrix.rows;
+  product.then = &swiglus_.back();
+  products_.push_back(product);
+}
+
+// Gate and up, SwiGLU and down of every chosen expert; the last of the shared one.
 void CpuBlocks::experts(const MoeBatch& batch) {
-  const auto add = [&](const PackedMatrix& stack, uint32_t e, PreparedRows::Rows x, float* y) {
-    const uint32_t first = batch.first_pair[e];
-    products_.push_back({.matrix = stack.expert(e),
-                         .x = x.from(first),
-                         .rows = batch.first_pair[e + 1] - first,
-                         .y = y + size_t{first} * stack.rows,
-                         .y_stride = stack.rows});
-  };
   const uint32_t pairs = batch.rows * kTopK;
-  pool_.for_each(pairs, 64, [&](size_t begin, size_t end) {
+  const bool copied = batch.rows > 1;  // all experts read the one row where it is
+  pool_.for_each(copied ? pairs : 0, 8, [&](size_t begin, size_t end) {
     Run run = run_of_pair(batch, static_cast<uint32_t>(begin));
     for (auto i = static_cast<uint32_t>(begin); i < end; ++i) {
       if (i == run.first + run.rows) {
@@ -127,50 +131,69 @@ void CpuBlocks::experts(const MoeBatch& batch) {
       batch.pair_input.copy(run, i - run.first, batch.input, {0, batch.rows}, batch.row_of_pair[i]);
     }
   });
+  const auto x = (copied ? batch.pair_input : batch.input).rows_for(batch.w.gate);
   products_.clear();
+  swiglus_.clear();
   for (uint32_t e = 0; e < shape_.experts; ++e) {
-    if (batch.first_pair[e] != batch.first_pair[e + 1]) {
-      add(batch.w.gate, e, batch.pair_input.rows_for(batch.w.gate), batch.gate);
-      add(batch.w.up, e, batch.pair_input.rows_for(batch.w.up), batch.up);
+    const uint32_t first = batch.first_pair[e];
+    const Run run{first, batch.first_pair[e + 1] - first};
+    if (run.rows != 0) {
+      const size_t at = size_t{first} * shape_.expert_ffn;
+      add_gate_up({.matrix = batch.w.gate.expert(e),
+                   .x = copied ? x.from(first) : x,
+                   .rows = run.rows,
+                   .y = batch.gate + at},
+                  {.up = batch.w.up.expert(e),
+                   .y = batch.up + at,
+                   .to = &batch.expert_input,
+                   .run = run,
+                   .group = batch.w.down.group});
     }
   }
   run_products(pool_, kernels_, products_);
-  pool_.for_each(size_t{pairs} + batch.rows, 32, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      const bool routed = i < pairs;
-      const size_t row = routed ? i : i - pairs;
-      const uint32_t width = routed ? shape_.expert_ffn : shape_.shared_ffn;
-      float* gate = (routed ? batch.gate : batch.shared_gate) + row * width;
-      kernels_.silu_multiply(gate, (routed ? batch.up : batch.shared_up) + row * width, width);
-      const Run run = routed ? run_of_pair(batch, static_cast<uint32_t>(row)) : Run{0, batch.rows};
-      (routed ? batch.expert_input : batch.shared_input)
-          .prepare(run, static_cast<uint32_t>(row) - run.first, gate);
-    }
-  });
   products_.clear();
   for (uint32_t e = 0; e < shape_.experts; ++e) {
-    if (batch.first_pair[e] != batch.first_pair[e + 1]) {
-      add(batch.w.down, e, batch.expert_input.rows_for(batch.w.down), batch.out);
+    const uint32_t first = batch.first_pair[e];
+    if (first != batch.first_pair[e + 1]) {
+      products_.push_back({.matrix = batch.w.down.expert(e),
+                           .x = batch.expert_input.rows_for(batch.w.down).from(first),
+                           .rows = batch.first_pair[e + 1] - first,
+                           .y = batch.out + size_t{first} * shape_.hidden,
+                           .y_stride = shape_.hidden});
     }
   }
   products_.push_back(product_of(batch.w.shared_down_proj, batch.shared_input, batch.rows, batch.shared_out));
   run_products(pool_, kernels_, products_);
 }
 
-void CpuBlocks::moe_batch(const MoeBatch& batch, float* stream) {
-  const uint32_t hidden = shape_.hidden;
-  prepare_normed(stream, batch.rows, batch.post_norm, batch.input);
-  Product in[] = {product_of(batch.w.router, batch.input, batch.rows, batch.logits),
-                  product_of(batch.w.shared_gate, batch.input, batch.rows, batch.shared_factor),
-                  product_of(batch.w.shared_gate_proj, batch.input, batch.rows, batch.shared_gate),
-                  product_of(batch.w.shared_up_proj, batch.input, batch.rows, batch.shared_up)};
-  run_products(pool_, kernels_, in);
+// The router, and of the shared expert what does not wait for it.
+void CpuBlocks::route_all(const MoeBatch& batch) {
+  products_.clear();
+  swiglus_.clear();
+  products_.push_back(product_of(batch.w.router, batch.input, batch.rows, batch.logits));
+  products_.push_back(product_of(batch.w.shared_gate, batch.input, batch.rows, batch.shared_factor));
+  add_gate_up({.matrix = batch.w.shared_gate_proj,
+               .x = batch.input.rows_for(batch.w.shared_gate_proj),
+               .rows = batch.rows,
+               .y = batch.shared_gate},
+              {.up = batch.w.shared_up_proj,
+               .y = batch.shared_up,
+               .to = &batch.shared_input,
+               .run = {0, batch.rows},
+               .group = batch.w.shared_down_proj.group});
+  run_products(pool_, kernels_, products_);
   pool_.for_each(batch.rows, 16, [&](size_t begin, size_t end) {
     for (size_t row = begin; row < end; ++row) {
       route(batch, static_cast<uint32_t>(row));
     }
   });
   group_by_expert(batch);
+}
+
+void CpuBlocks::moe_batch(const MoeBatch& batch, float* stream) {
+  const uint32_t hidden = shape_.hidden;
+  prepare_normed(stream, batch.rows, batch.post_norm, batch.input);
+  route_all(batch);
   experts(batch);
   pool_.for_each(batch.rows, 4, [&](size_t begin, size_t end) {
     for (size_t row = begin; row < end; ++row) {

@@ -13,7 +13,7 @@ namespace lily::cpu {
 namespace {
 
 constexpr size_t kScalePair = 2 * sizeof(float);  // of a group of a prepared row: its scale and its sum
-constexpr size_t kTileBytes = size_t{384} << 10;  // of prepared rows, kept in the second-level cache
+constexpr size_t kTileBytes = size_t{128} << 10;  // of prepared rows, kept in the second-level cache
 
 // Most: rows of a panel.
 template <class V, uint32_t Most = V::kRows>
@@ -29,10 +29,10 @@ struct Affine {
     constexpr float kTop = 32512.0F;  // the first digit stays below 128
     constexpr uint32_t kMostGroup = 128;
     const uint32_t group = args.format.group;
-    const uint32_t groups = args.format.cols / group;
+    const uint32_t groups = (args.end - args.begin) / group;
     const size_t word = size_t{args.panel} * 4;
-    std::byte* out = args.out;
-    std::byte* scales = args.out + prepared_scales(args.format) * args.panel;
+    std::byte* out = args.out + size_t{args.begin} * kDigits * args.panel;
+    std::byte* scales = args.out + prepared_scales(args.format) * args.panel + args.begin / group * 2 * word;
     for (uint32_t g = 0; g < groups; ++g) {
       const float* x = args.x + size_t{g} * group;
       F largest = V::zero();
@@ -54,8 +54,13 @@ struct Affine {
         V::store_digits(digits + i, V::first_digit(value));
         V::store_digits(digits + group + i, value);
       }
-      for (uint32_t i = 0; i < group * kDigits; i += 4, out += word) {
-        __builtin_memcpy(out, digits + i, 4);
+      if (args.panel == 1) {
+        __builtin_memcpy(out, digits, size_t{group} * kDigits);
+        out += size_t{group} * kDigits;
+      } else {
+        for (uint32_t i = 0; i < group * kDigits; i += 4, out += word) {
+          __builtin_memcpy(out, digits + i, 4);
+        }
       }
       const float scale = (any ? top / kTop : 0.0F) + V::reduce_add(poison);
       const float total = scale * V::reduce_add(sum);
