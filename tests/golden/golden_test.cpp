@@ -68,6 +68,8 @@ std::vector<int32_t> ints(const json::value& list) {
   return out;
 }
 
+constexpr std::string_view kEmulated = "metal-emulated";
+
 // How far a device may be from both implementations.
 struct Bounds {
   double relative;    // norm of the difference over norm, of all rows but those that are excused
@@ -278,6 +280,20 @@ std::vector<std::string> devices() {
   return names;
 }
 
+// Every folder on every device; the emulated one executes every thread by itself and takes one of the small
+// shape.
+std::vector<std::tuple<std::string, std::string>> vectors_and_devices() {
+  std::vector<std::tuple<std::string, std::string>> all;
+  for (const std::string& folder : folders()) {
+    for (const std::string& device : devices()) {
+      if (device != kEmulated || folder == "tiny-3") {
+        all.emplace_back(folder, device);
+      }
+    }
+  }
+  return all;
+}
+
 class Golden : public ::testing::TestWithParam<std::tuple<std::string, std::string>> {
  protected:
   void check_all(const Vectors& vectors, const json::value& entry, const Scored& scored) const {
@@ -365,8 +381,7 @@ TEST_P(Golden, LogitsAndStreamsAgree) {
   RecordProperty("relative", fmt::format("{:.2e}", Comparison::worst));
 }
 
-INSTANTIATE_TEST_SUITE_P(Vectors, Golden,
-                         ::testing::Combine(::testing::ValuesIn(folders()), ::testing::ValuesIn(devices())),
+INSTANTIATE_TEST_SUITE_P(Vectors, Golden, ::testing::ValuesIn(vectors_and_devices()),
                          [](const auto& parameters) {
                            std::string name =
                                std::get<0>(parameters.param) + "_" + std::get<1>(parameters.param);
