@@ -16,6 +16,9 @@
 namespace lily::metal {
 namespace {
 
+constexpr uint64_t kLeastRead = uint64_t{16} << 20;
+constexpr uint64_t kMostRead = uint64_t{1} << 30;
+
 double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
 // The best of several runs of a dispatch, in seconds.
@@ -101,26 +104,30 @@ Result<DeviceLimits> MetalBackend::measure_limits() {
   LILY_TRY(const Pipeline* read, pipelines->get({"limits", "read_memory"}));
   LILY_TRY(const Pipeline* multiply, pipelines->get({"limits", "multiply_matrices"}));
   constexpr uint32_t kGroups = 1024;
-  const uint64_t bytes =
-      std::min<uint64_t>(device.traits().max_buffer_bytes, impl_->info.memory_bytes / 8) / 4096 * 4096;
-  const uint64_t most = uint64_t{1} << 30;
-  const auto count = static_cast<uint32_t>(std::min(bytes, most) / 16);
-  LILY_TRY(const std::unique_ptr<Buffer> block, device.buffer(uint64_t{count} * 16, "memory to read"));
   LILY_TRY(const std::unique_ptr<Buffer> out,
            device.buffer(kGroups * 8 * 64 * sizeof(float), "results of limits"));
-  std::memset(block->contents(), 0x5a, block->size());
-  LILY_TRY(const double reading, best_seconds(device, [&](Commands& commands) {
-             launch(commands, read, {View(block), View(out)}, LimitArgs{count}, {kGroups}, 256);
-           }));
-  constexpr uint32_t kRounds = 256;
-  LILY_TRY(const double multiplying, best_seconds(device, [&](Commands& commands) {
-             launch(commands, multiply, {View(out)}, LimitArgs{kRounds}, {kGroups}, 256);
-           }));
-  const double adds =
-      double{kGroups} * 8 * kRounds * 8 * 512;  // groups, SIMD groups, rounds, matrices, 8 x 8 x 8
-  return DeviceLimits{.read_bytes_per_second = static_cast<double>(block->size()) / reading,
-                      .multiply_adds_per_second = adds / multiplying,
-                      .multiply = "simdgroup_float8x8"};
+  // As much as takes a while: a gigabyte, or less where the device is slow.
+  constexpr double kLongEnough = 0.01;
+  DeviceLimits limits{.multiply = "simdgroup_float8x8"};
+  double seconds = 0;
+  for (uint64_t bytes = kLeastRead; bytes <= kMostRead && seconds < kLongEnough; bytes *= 8) {
+    LILY_TRY(const std::unique_ptr<Buffer> block, device.buffer(bytes, "memory to read"));
+    std::memset(block->contents(), 0x5a, bytes);
+    const LimitArgs args{static_cast<uint32_t>(bytes / 16)};
+    LILY_TRY(seconds, best_seconds(device, [&](Commands& commands) {
+               launch(commands, read, {View(block), View(out)}, args, {kGroups}, 256);
+             }));
+    limits.read_bytes_per_second = static_cast<double>(bytes) / seconds;
+  }
+  seconds = 0;
+  for (uint32_t rounds = 8; rounds <= 4096 && seconds < kLongEnough; rounds *= 8) {
+    LILY_TRY(seconds, best_seconds(device, [&](Commands& commands) {
+               launch(commands, multiply, {View(out)}, LimitArgs{rounds}, {kGroups}, 256);
+             }));
+    const double adds = double{kGroups} * 8 * rounds * 8 * 512;  // SIMD groups, rounds, matrices, 8 x 8 x 8
+    limits.multiply_adds_per_second = adds / seconds;
+  }
+  return limits;
 }
 
 // ---- Loading --------------------------------------------------------------------------------------------

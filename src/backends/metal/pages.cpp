@@ -24,7 +24,7 @@ Result<void> PagePool::reserve(uint32_t pages) {
 
 Result<PagePool::Page> PagePool::take() {
   if (free_.empty()) {
-    LILY_TRY_VOID(reserve(capacity_ + std::max(16U, capacity_ / 2)));
+    LILY_TRY_VOID(reserve(capacity_ + std::max(8U, capacity_ / 2)));
   }
   const uint32_t number = free_.back();
   free_.pop_back();

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::string_view kMagic = "LILYMETL";
 constexpr uint32_t kVersion = 1;
-constexpr uint32_t kFirstPages = 16;
+constexpr uint32_t kFirstPages = 8;
 
 uint64_t align(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 uint64_t bits_bytes(const Shape& shape) { return align((shape.vocab + 31) / 32 * sizeof(uint32_t)); }
