@@ -80,6 +80,52 @@ inline float norm_factor(float sum_of_squares, uint width) {
   return 1.0f / sqrt(sum_of_squares / float(width) + kEpsilon);
 }
 
+// ---- A normed row in threadgroup memory ------------------------------------------------------------------
+// Every SIMD group of a threadgroup multiplies with the same row. It is put once beside them, times the
+// weights of its norm, in the order in which they read it: element i of the pieces of all threads side by
+// side.
+constant constexpr uint kStaged = 2048;  // floats: the widest row that is normed, the residual stream
+
+inline uint staged_place(uint piece, uint element) {
+  return (piece / 32 * kPiece + element) * 32 + piece % 32;
+}
+
+// By 256 threads; `factor` gets 1 / rms. Its sum of squares is that of one SIMD group with load_inputs().
+inline void stage_normed(threadgroup float* staged, threadgroup float* factor, device const float* x,
+                         device const float* norm, uint cols, uint t) {
+  const uint pieces = cols / kPiece;
+  for (uint i = t; i < 2 * pieces; i += 256) {
+    const uint piece = i % pieces;
+    const uint first = i / pieces * 8;
+    for (uint part = first; part < first + 8; part += 4) {
+      const uint at = (piece * kPiece + part) / 4;
+      const float4 v = ((device const float4*)x)[at] * ((device const float4*)norm)[at];
+      for (uint e = 0; e < 4; ++e) {
+        staged[staged_place(piece, part + e)] = v[e];
+      }
+    }
+  }
+  if (t < 32) {
+    float squares = 0;
+    for (uint col = t * kPiece; col < cols; col += 32 * kPiece) {
+      float piece[kPiece];
+      load_inputs(x + col, piece);
+      squares += dot_of(piece, piece);
+    }
+    squares = simd_sum(squares);
+    if (t == 0) {
+      *factor = norm_factor(squares, cols);
+    }
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+}
+
+inline void load_staged(threadgroup const float* staged, uint piece, thread float* x) {
+  for (uint e = 0; e < kPiece; ++e) {
+    x[e] = staged[staged_place(piece, e)];
+  }
+}
+
 inline float from_bf16(uint bits) { return as_type<float>(bits << 16); }
 // To nearest, ties to even; a NaN stays one.
 inline ushort to_bf16(float value) {

@@ -6,14 +6,15 @@ constant constexpr uint kRowParts = 4;  // threads that share a column of the st
 constant constexpr uint kRowsOfPart = 32;
 
 // `ab` is [rows][a of all heads | b of all heads]. Groups: (v_heads); 512 threads, thread (part, column).
-kernel void delta_step(device const float* mixed [[buffer(0)]], device const float* before [[buffer(1)]],
-                       device const float* taps [[buffer(2)]], device const float* z [[buffer(3)]],
-                       device const float* ab [[buffer(4)]], device const float* rates [[buffer(5)]],
-                       device const float* dt_bias [[buffer(6)]], device const float* norm [[buffer(7)]],
-                       device float* states [[buffer(8)]], device float* heads [[buffer(9)]],
-                       constant DeltaArgs& a [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
-                       uint t [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
-                       uint lane [[thread_index_in_simdgroup]]) {
+[[max_total_threads_per_threadgroup(512)]] kernel void delta_step(
+    device const float* mixed [[buffer(0)]], device const float* before [[buffer(1)]],
+    device const float* taps [[buffer(2)]], device const float* z [[buffer(3)]],
+    device const float* ab [[buffer(4)]], device const float* rates [[buffer(5)]],
+    device const float* dt_bias [[buffer(6)]], device const float* norm [[buffer(7)]],
+    device float* states [[buffer(8)]], device float* heads [[buffer(9)]],
+    constant DeltaArgs& a [[buffer(10)]], uint3 group [[threadgroup_position_in_grid]],
+    uint t [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
+    uint lane [[thread_index_in_simdgroup]]) {
   threadgroup float qkv[3][kDeltaSize];
   threadgroup float parts[kRowParts][kDeltaSize];
   threadgroup float sums[kRowParts][kDeltaSize];

@@ -73,11 +73,14 @@ kernel void gate_up(device const uint* gate_codes [[buffer(0)]],
                     device const ushort* up_biases [[buffer(5)]], device const float* stream [[buffer(6)]],
                     device const float* norm [[buffer(7)]], device const uint* experts [[buffer(8)]],
                     device float* inner [[buffer(9)]], constant ExpertArgs& a [[buffer(10)]],
-                    uint3 group [[threadgroup_position_in_grid]],
+                    uint3 group [[threadgroup_position_in_grid]], uint t [[thread_index_in_threadgroup]],
                     uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float staged[kStaged];
+  threadgroup float factor[1];
   const uint first = group.x * kExpertOutputs + simd * 4;
   const uint path = a.first_path + group.y;
   const uint row = group.z;
+  stage_normed(staged, &factor[0], stream + row * a.hidden, norm, a.hidden, t);
   if (first >= a.ffn) {
     return;
   }
@@ -89,16 +92,10 @@ kernel void gate_up(device const uint* gate_codes [[buffer(0)]],
     gate[o] = 0;
     up[o] = 0;
   }
-  float squares = 0;
   for (uint col = lane * kPiece; col < a.hidden; col += 32 * kPiece) {
     float x[kPiece];
     float q[kPiece];
-    load_inputs(stream + row * a.hidden + col, x);
-    load_inputs(norm + col, q);
-    squares += dot_of(x, x);
-    for (uint i = 0; i < kPiece; ++i) {
-      x[i] *= q[i];
-    }
+    load_staged(staged, col / kPiece, x);
     const float total = sum_of(x);
     for (uint o = 0; o < 4; ++o) {
       const uint place = (base + o) * (a.hidden / kGroup) + col / kGroup;
@@ -113,10 +110,9 @@ kernel void gate_up(device const uint* gate_codes [[buffer(0)]],
   }
   const float4 gates = simd_sum(float4(gate[0], gate[1], gate[2], gate[3]));
   const float4 ups = simd_sum(float4(up[0], up[1], up[2], up[3]));
-  const float factor = norm_factor(simd_sum(squares), a.hidden);
   if (lane < 4) {
-    const float g = (lane == 0 ? gates.x : lane == 1 ? gates.y : lane == 2 ? gates.z : gates.w) * factor;
-    const float u = (lane == 0 ? ups.x : lane == 1 ? ups.y : lane == 2 ? ups.z : ups.w) * factor;
+    const float g = (lane == 0 ? gates.x : lane == 1 ? gates.y : lane == 2 ? gates.z : gates.w) * factor[0];
+    const float u = (lane == 0 ? ups.x : lane == 1 ? ups.y : lane == 2 ? ups.z : ups.w) * factor[0];
     inner[(row * kPaths + path) * a.ffn + first + lane] = silu_of(g) * u;
   }
 }

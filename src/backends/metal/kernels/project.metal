@@ -78,14 +78,53 @@ inline void project(thread const Product& p, constant ProjectArgs& a, uint2 grou
   }
 }
 
+// One row that is normed: the same sums, of inputs in threadgroup memory.
+inline void project_staged(thread const Product& p, constant ProjectArgs& a, threadgroup const float* staged,
+                           float factor, uint first, uint lane) {
+  float sums[4];
+  for (uint o = 0; o < 4; ++o) {
+    sums[o] = 0;
+  }
+  for (uint col = lane * kPiece; col < a.cols; col += 32 * kPiece) {
+    float x[kPiece];
+    load_staged(staged, col / kPiece, x);
+    const float total = sum_of(x);
+    for (uint o = 0; o < 4; ++o) {
+      const uint output = min(first + o, a.outputs - 1);
+      const uint place = output * (a.cols / kGroup) + col / kGroup;
+      float q[kPiece];
+      load_codes(p.codes, output, a.cols, col, kBits, q);
+      sums[o] += affine_value(p.scales, place, kScaleKind) * dot_of(q, x) +
+                 affine_value(p.biases, place, kScaleKind) * total;
+    }
+  }
+  const float4 sum = simd_sum(float4(sums[0], sums[1], sums[2], sums[3])) * factor;
+  if (lane < 4 && first + lane < a.outputs) {
+    const float mine = lane == 0 ? sum.x : lane == 1 ? sum.y : lane == 2 ? sum.z : sum.w;
+    device float* y = p.y + first + lane;
+    *y = kAdd ? *y + mine : mine;
+  }
+}
+
 // Groups: (outputs / kProjectOutputs, rows / Rows); 256 threads.
 kernel void project_1(device const uint* codes [[buffer(0)]], device const ushort* scales [[buffer(1)]],
                       device const ushort* biases [[buffer(2)]], device const float* x [[buffer(3)]],
                       device const float* norm [[buffer(4)]], device float* y [[buffer(5)]],
                       constant ProjectArgs& a [[buffer(6)]], uint2 group [[threadgroup_position_in_grid]],
-                      uint simd [[simdgroup_index_in_threadgroup]], uint lane [[thread_index_in_simdgroup]]) {
+                      uint t [[thread_index_in_threadgroup]], uint simd [[simdgroup_index_in_threadgroup]],
+                      uint lane [[thread_index_in_simdgroup]]) {
+  threadgroup float staged[kStaged];
+  threadgroup float factor[1];
   const Product p = {codes, scales, biases, x, norm, y};
-  project<1>(p, a, group, simd, lane);
+  if (kNorm) {
+    stage_normed(staged, &factor[0], x, norm, a.cols, t);
+    const uint first = group.x * kProjectOutputs + simd * 4;
+    if (first < a.outputs) {
+      project_staged(p, a, staged, factor[0], first, lane);
+    }
+  } else {
+    project<1>(p, a, group, simd, lane);
+  }
 }
 kernel void project_2(device const uint* codes [[buffer(0)]], device const ushort* scales [[buffer(1)]],
                       device const ushort* biases [[buffer(2)]], device const float* x [[buffer(3)]],

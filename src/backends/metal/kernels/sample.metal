@@ -350,10 +350,10 @@ inline uint draw(threadgroup Choosing& c, thread const Row& row, constant Sample
 
 // The decision for a row: its token, or -1, and whether its logits could be used. The token goes to the
 // state, too: the next pass finds it there. One group; kChooseThreads threads.
-kernel void sample_choose(device const float* adjusted [[buffer(0)]],
-                          device const SliceBest* slices [[buffer(1)]], device int* result [[buffer(2)]],
-                          device int* sampled [[buffer(3)]], device uint* counts [[buffer(4)]],
-                          constant SampleArgs& a [[buffer(5)]], uint t [[thread_index_in_threadgroup]]) {
+[[max_total_threads_per_threadgroup(512)]] kernel void sample_choose(
+    device const float* adjusted [[buffer(0)]], device const SliceBest* slices [[buffer(1)]],
+    device int* result [[buffer(2)]], device int* sampled [[buffer(3)]], device uint* counts [[buffer(4)]],
+    constant SampleArgs& a [[buffer(5)]], uint t [[thread_index_in_threadgroup]]) {
   threadgroup Choosing choosing;
   threadgroup float top[1];
   threadgroup int best_id[1];
