@@ -92,49 +92,47 @@ void Group::report_conflict(const Target& target, uintptr_t address, bool write,
       did(write, now), who(now), work_->number));
 }
 
-void Group::touch(const Target& target, Cell* cells, size_t bytes, bool write, Stamp now) {
-  const uint32_t oldest = target.variable != nullptr ? run_ : history_->first;
+void Group::touch(const Target& target, uintptr_t address, size_t bytes, bool write, Stamp now) {
+  const bool here = target.variable != nullptr;
+  const uint32_t oldest = here ? run_ : history_->first;
+  Cell* const base = here ? reinterpret_cast<Cell*>(arena_cells_.data()) : target.bound->cells;
+  const auto origin = reinterpret_cast<uintptr_t>(here ? arena_.data() : target.bound->storage->data());
   const auto conflicts = [&](Stamp earlier) {
     return earlier.run() >= oldest && !(earlier.atomic() && now.atomic()) &&
            (earlier.run() != run_ || !now.after(earlier));
   };
-  const auto base = target.variable != nullptr
-                        ? reinterpret_cast<Cell*>(arena_cells_.data()) + target.variable->offset
-                        : target.bound->cells;
-  const uintptr_t origin =
-      target.variable != nullptr ? target.begin : reinterpret_cast<uintptr_t>(target.bound->storage->data());
-  for (size_t i = 0; i < bytes; ++i) {
-    Cell& cell = cells[i];
-    const uintptr_t address = origin + static_cast<size_t>(&cell - base);
+  for_cells(base, address - origin, bytes, [&](Cell& cell) {
+    const uintptr_t at = origin + static_cast<size_t>(&cell - base);
     if (conflicts(cell.write)) {
-      report_conflict(target, address, write, now, cell.write, true);
+      report_conflict(target, at, write, now, cell.write, true);
     }
     if (!write) {
       if (conflicts(cell.read) && (cell.other.run() < oldest || cell.other.run() == run_)) {
         cell.other = cell.read;
       }
       cell.read = now;
-      continue;
+      return;
     }
     for (const Stamp earlier : {cell.read, cell.other}) {
       if (conflicts(earlier)) {
-        report_conflict(target, address, write, now, earlier, false);
+        report_conflict(target, at, write, now, earlier, false);
       }
     }
     cell.write = now;
-  }
+  });
 }
 
 void Group::check_written(const Target& target, uintptr_t address, size_t bytes) {
   if (target.variable != nullptr) {
-    const Cell* cells =
-        reinterpret_cast<Cell*>(arena_cells_.data()) + (address - reinterpret_cast<uintptr_t>(arena_.data()));
-    for (size_t i = 0; i < bytes; ++i) {
-      if (cells[i].write.run() != run_) {
-        refuse(fmt::format("{} is read by {}, but was never written", name_of(target, address + i),
-                           triple_of(current_)));
+    const auto arena = reinterpret_cast<uintptr_t>(arena_.data());
+    Cell* const cells = reinterpret_cast<Cell*>(arena_cells_.data());
+    for_cells(cells, address - arena, bytes, [&](const Cell& cell) {
+      if (cell.write.run() != run_) {
+        const uintptr_t at = arena + static_cast<size_t>(&cell - cells);
+        refuse(
+            fmt::format("{} is read by {}, but was never written", name_of(target, at), triple_of(current_)));
       }
-    }
+    });
     return;
   }
   Storage& storage = *target.bound->storage;
@@ -181,10 +179,7 @@ void Group::access(const void* pointer, size_t bytes, bool write, bool atomic) {
     check_written(target, address, bytes);
   }
   if (target.variable != nullptr) {
-    touch(
-        target,
-        reinterpret_cast<Cell*>(arena_cells_.data()) + (address - reinterpret_cast<uintptr_t>(arena_.data())),
-        bytes, write, stamp(true, atomic));
+    touch(target, address, bytes, write, stamp(true, atomic));
     return;
   }
   const Bound& bound = *target.bound;
@@ -194,7 +189,7 @@ void Group::access(const void* pointer, size_t bytes, bool write, bool atomic) {
                        triple_of(current_)));
   }
   if (bound.cells != nullptr) {
-    touch(target, bound.cells + offset, bytes, write, stamp(false, atomic));
+    touch(target, address, bytes, write, stamp(false, atomic));
   }
   if (write && !bound.storage->all_written()) {
     bound.storage->mark_written(offset, bytes);

@@ -1,4 +1,5 @@
-// The device "metal-emulated" of development builds: the Metal backend on the emulator, without checks of its accesses.
+// The device "metal-emulated" of development builds: the Metal backend on the emulator, without checks of its
+// accesses.
 #include "backends/metal/backend.h"
 
 #include "backends/absent/absent.h"
@@ -8,7 +9,8 @@ namespace lily {
 
 Result<std::unique_ptr<Backend>> make_metal_emulated_backend(const BackendOptions& options) {
   return metal::make_backend(
-      metal::make_emulated_device({.checked = false, .modules = metal::kernel_modules()}), "metal-emulated", options);
+      metal::make_emulated_device({.checked = false, .modules = metal::kernel_modules()}), "metal-emulated",
+      options);
 }
 
 }  // namespace lily

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <deque>
+#include <map>
 
 #include "backends/metal/checks.h"
 #include "group.h"
@@ -147,21 +148,18 @@ class Queue {
 
   // Accesses are kept track of in the storages that any dispatch may write.
   void prepare(Encoded& encoded) {
-    std::vector<Storage*> written;
+    std::map<Storage*, bool> storages;  // whether something may write it
     for (const auto& work : encoded.works) {
       for (const Bound& bound : work->bounds) {
-        if (work->checked && bound.parameter->writable) {
-          written.push_back(bound.storage);
-        }
+        storages[bound.storage] |= work->checked && bound.parameter->writable;
       }
     }
-    std::sort(written.begin(), written.end());
+    for (const auto& [storage, written] : storages) {
+      storage->see_host_writes();
+    }
     for (const auto& work : encoded.works) {
       for (Bound& bound : work->bounds) {
-        bound.storage->see_host_writes();
-        if (work->checked && std::binary_search(written.begin(), written.end(), bound.storage)) {
-          bound.cells = bound.storage->cells(history_.generation);
-        }
+        bound.cells = storages[bound.storage] ? bound.storage->cells(history_.generation) : nullptr;
       }
     }
   }

@@ -142,7 +142,7 @@ class Group {
   };
   bool find(uintptr_t address, size_t bytes, Target& target);
   Stamp stamp(bool threadgroup, bool atomic) const;
-  void touch(const Target& target, Cell* cells, size_t bytes, bool write, Stamp now);
+  void touch(const Target& target, uintptr_t address, size_t bytes, bool write, Stamp now);
   [[noreturn]] void report_outside(uintptr_t address, size_t bytes, bool write);
   void check_written(const Target& target, uintptr_t address, size_t bytes);
   std::string name_of(const Target& target, uintptr_t address) const;

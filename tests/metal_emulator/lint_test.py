@@ -30,6 +30,7 @@ CASES = [
     ("struct S { uint a; float b[2]; };", "device const S* s = (device const S*)x; y[i] = s[i].b[1];", ""),
     ("constant constexpr uint kN = 4; constant float kT[kN] = {1.0f, 2.0f, 3.0f, 4.0f};", "y[i] = kT[i % kN];", ""),
     ("", "const uint4 w = ((device const uint4*)x)[i]; y[i] = as_type<float>(w.y);", ""),
+    ("", "threadgroup float4 wide[64]; wide[i] = float4(1.0f); y[i] = wide[i].x;", ""),
     # Address spaces.
     ("inline float f(device const float* p) { return p[0]; }", "y[i] = f(tile);", "no matching function"),
     ("inline float f(threadgroup const float* p) { return p[0]; }", "y[i] = f(x);", "no matching function"),

@@ -105,6 +105,12 @@ void Storage::see_host_writes() {
 }
 
 size_t Storage::first_unwritten(size_t offset, size_t bytes) const {
+  if (bytes <= 8 && offset % bytes == 0) {  // within eight bits
+    const unsigned wanted = (1u << bytes) - 1;
+    if ((written_[offset / 8] >> (offset % 8) & wanted) == wanted) {
+      return kNone;
+    }
+  }
   for (size_t i = offset; i < offset + bytes; ++i) {
     if ((written_[i / 8] >> (i % 8) & 1) == 0) {
       return i;
@@ -114,6 +120,10 @@ size_t Storage::first_unwritten(size_t offset, size_t bytes) const {
 }
 
 void Storage::mark_written(size_t offset, size_t bytes) {
+  if (bytes <= 8 && offset % bytes == 0) {
+    written_[offset / 8] = static_cast<uint8_t>(written_[offset / 8] | ((1u << bytes) - 1) << (offset % 8));
+    return;
+  }
   for (size_t i = offset; i < offset + bytes; ++i) {
     written_[i / 8] = static_cast<uint8_t>(written_[i / 8] | 1u << (i % 8));
   }
@@ -121,7 +131,7 @@ void Storage::mark_written(size_t offset, size_t bytes) {
 
 Cell* Storage::cells(uint32_t generation) {
   if (cells_.data() == nullptr) {
-    cells_ = Pages(size_ * sizeof(Cell));
+    cells_ = Pages((size_ + 3) / 4 * 4 * sizeof(Cell));
   } else if (generation != generation_) {
     cells_.clear();
   }

@@ -38,11 +38,32 @@ class Stamp {
   uint64_t bits_ = 0;
 };
 
-// Of one byte. `other` is an earlier read that `read` is not ordered after, of another group if there was
-// one.
+// Of one byte; while a word of four bytes was only touched as a whole, the cell of its first byte stands for
+// all four. `other` is an earlier read that `read` is not ordered after, of another group if there was one.
 struct Cell {
   Stamp write, read, other;
+  bool split = false;  // of the first cell of a word: each byte has its own
 };
+
+// Calls `visit` for each cell of bytes [at, at + bytes), with the number of bytes it stands for. `cells` is
+// that of byte 0 of the memory.
+template <class Visit>
+void for_cells(Cell* cells, size_t at, size_t bytes, Visit visit) {
+  const size_t end = at + bytes;
+  while (at < end) {
+    Cell* word = cells + at / 4 * 4;
+    if (!word->split && at % 4 == 0 && end - at >= 4) {
+      visit(*word);
+      at += 4;
+      continue;
+    }
+    if (!word->split) {
+      word[1] = word[2] = word[3] = *word;
+      word->split = true;
+    }
+    visit(cells[at++]);
+  }
+}
 
 // Pages that the system gives when they are touched, all zero.
 class Pages {

@@ -277,7 +277,7 @@ def rewrite(source: Source, bodies: list[tuple[int, int]]) -> tuple[str, list[tu
         kind, name, dimensions = match.group(1), match.group(2), " ".join(match.group(3).split())
         whole = f"{kind}{dimensions}"
         edits.append((match.start(), match.end(),
-                      f"threadgroup {kind} (&{name}){dimensions} = lily_metal::shared<{whole}>(\"{name}\", {source.line_of(match.start())});"))
+                      f"threadgroup lily_metal::Itself<{kind}>::type (&{name}){dimensions} = lily_metal::shared<{whole}>(\"{name}\", {source.line_of(match.start())});"))
     for match in re.finditer(r"\bconstant\s+(\w+)\s+(\w+)\s*(\[\[\s*function_constant\s*\(\s*(\w+)\s*\)\s*\]\])\s*;", source.code):
         if match.group(1) not in CONSTANT_TYPES:
             source.fault(match.start(), f"function constant {match.group(2)}: expected bool, int, uint or float")

@@ -34,6 +34,17 @@ kernel void race_without_simd_barrier(device float* y [[buffer(0)]], uint index 
   y[index] = tile[index ^ 1] + all;
 }
 
+kernel void race_of_parts(device uint* y [[buffer(0)]], uint index [[thread_index_in_threadgroup]]) {
+  threadgroup uint tile[32];
+  if (index < 32) {
+    tile[index] = 7u;
+  } else {
+    ((threadgroup uchar*)tile)[(index - 32) * 4 + 3] = uchar(1);  // a byte of a word that another thread writes
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  y[index] = tile[index % 32];
+}
+
 kernel void race_after_read(device float* y [[buffer(0)]], uint index [[thread_index_in_threadgroup]]) {
   threadgroup float tile[64];
   tile[index] = 1.0f;

@@ -121,3 +121,22 @@ kernel void exchange(device float* x [[buffer(0)]], uint index [[thread_index_in
   threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
   x[63 - index] = tile[index];
 }
+
+// Threads write the four bytes of a word each on its own; then the words are read, halved and read again.
+kernel void parts(device uint* y [[buffer(0)]], uint index [[thread_index_in_threadgroup]]) {
+  threadgroup uint tile[16];
+  ((threadgroup uchar*)tile)[index] = uchar(index);
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (index < 16) {
+    y[index] = tile[index];
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup);
+  if (index < 32) {
+    ((threadgroup ushort*)tile)[index] = ushort(1000 + index);
+  }
+  threadgroup_barrier(mem_flags::mem_threadgroup | mem_flags::mem_device);
+  if (index < 16) {
+    y[16 + index] = tile[index];
+    ((device uchar*)y)[index] = uchar(((device const uchar*)y)[index] + 1);
+  }
+}

@@ -49,6 +49,10 @@ inline T position(Triple triple) {
 
 namespace lily_metal {
 template <class T>
+struct Itself {  // a name of a type that no macro is in
+  using type = T;
+};
+template <class T>
 inline threadgroup T& shared(const char* name, int line) {
 #ifdef LILY_METAL_TYPES_ONLY
   threadgroup T* memory = nullptr;

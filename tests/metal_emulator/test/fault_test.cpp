@@ -31,6 +31,7 @@ TEST_P(Faults, RaceInThreadgroupMemory) {
   EXPECT_THAT(run("race_of_flags"), HasSubstr("'tile', byte"));
   EXPECT_THAT(run("race_of_simd_groups"), HasSubstr("'tile', byte"));
   EXPECT_THAT(run("race_without_simd_barrier"), HasSubstr("data race: threadgroup memory 'tile', byte"));
+  EXPECT_THAT(run("race_of_parts"), HasSubstr("data race: threadgroup memory 'tile', byte"));
   EXPECT_THAT(run("race_after_read"), HasSubstr("data race: threadgroup memory 'tile', byte"));
 }
 

@@ -143,6 +143,17 @@ TEST_P(Sound, Exchanges) {
   }
 }
 
+TEST_P(Sound, PartsOfWords) {
+  auto y = *rig.device->buffer(32 * sizeof(uint32_t), "y");
+  ASSERT_EQ(rig.run("parts", {y.get()}, {1}, {64}), "");
+  for (uint32_t i = 0; i < 16; ++i) {
+    const uint32_t first = 4 * i;
+    const uint32_t bytes = first | (first + 1) << 8 | (first + 2) << 16 | (first + 3) << 24;
+    EXPECT_EQ(y->as<uint32_t>()[i], i < 4 ? bytes + 0x01010101U : bytes);
+    EXPECT_EQ(y->as<uint32_t>()[16 + i], (1000 + 2 * i) | (1001 + 2 * i) << 16);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(MetalEmulator, Sound,
                          testing::Combine(testing::Bool(), testing::Values<uint64_t>(1, 2, 3)),
                          [](const auto& of) {
