@@ -113,8 +113,8 @@ kernel void tile_gate_up(device const uint* gate_codes [[buffer(0)]],
     decode_tile(ups, up, shape, uint2(first, depth), t);
     copy_inputs(inputs, row, depth, t);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    multiply_tile(inputs, gates, gate_sums, simd);
-    multiply_tile(inputs, ups, up_sums, simd);
+    multiply_tile(inputs, gates, gate_sums, (count + 7) / 8, simd);
+    multiply_tile(inputs, ups, up_sums, (count + 7) / 8, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   threadgroup float* up_out = memory + kTileRows * kOutStride;

@@ -43,7 +43,7 @@ kernel void tile_product(device const uint* codes [[buffer(0)]], device const us
     decode_tile(weights, matrix, uint3(expert * a.outputs, a.outputs, a.cols), uint2(first, depth), t);
     copy_inputs(inputs, row, depth, t);
     threadgroup_barrier(mem_flags::mem_threadgroup);
-    multiply_tile(inputs, weights, sums, simd);
+    multiply_tile(inputs, weights, sums, (count + 7) / 8, simd);
     threadgroup_barrier(mem_flags::mem_threadgroup);
   }
   store_tile(memory, sums, simd);

@@ -37,30 +37,32 @@ inline void copy_inputs(threadgroup float* tile, device const float* row, uint d
   }
 }
 
-// SIMD group `simd` has rows 16 (simd / 2) and outputs 32 (simd % 2) of the tile: 2 x 4 matrices.
+// SIMD group `simd` has all rows of outputs [16 simd, + 16): 4 x 2 matrices, of which the first `blocks`
+// pairs hold rows that are there. An expert often has no more than eight.
 inline void multiply_tile(threadgroup const float* inputs, threadgroup const float* weights,
-                          thread simdgroup_float8x8* sums, uint simd) {
+                          thread simdgroup_float8x8* sums, uint blocks, uint simd) {
   for (uint depth = 0; depth < kTileDepth; depth += 8) {
-    simdgroup_float8x8 x[2];
-    for (uint r = 0; r < 2; ++r) {
-      simdgroup_load(x[r], inputs + (simd / 2 * 16 + r * 8) * kWeightStride + depth, kWeightStride);
-    }
-    for (uint o = 0; o < 4; ++o) {
-      simdgroup_float8x8 w;
-      simdgroup_load(w, weights + (simd % 2 * 32 + o * 8) * kWeightStride + depth, kWeightStride, ulong2(0),
+    simdgroup_float8x8 w[2];
+    for (uint o = 0; o < 2; ++o) {
+      simdgroup_load(w[o], weights + (simd * 16 + o * 8) * kWeightStride + depth, kWeightStride, ulong2(0),
                      true);
-      for (uint r = 0; r < 2; ++r) {
-        simdgroup_multiply_accumulate(sums[r * 4 + o], x[r], w, sums[r * 4 + o]);
+    }
+    for (uint r = 0; r < 4; ++r) {
+      if (r < blocks) {
+        simdgroup_float8x8 x;
+        simdgroup_load(x, inputs + r * 8 * kWeightStride + depth, kWeightStride);
+        for (uint o = 0; o < 2; ++o) {
+          simdgroup_multiply_accumulate(sums[r * 2 + o], x, w[o], sums[r * 2 + o]);
+        }
       }
     }
   }
 }
 
 inline void store_tile(threadgroup float* out, thread const simdgroup_float8x8* sums, uint simd) {
-  for (uint r = 0; r < 2; ++r) {
-    for (uint o = 0; o < 4; ++o) {
-      simdgroup_store(sums[r * 4 + o], out + (simd / 2 * 16 + r * 8) * kOutStride + simd % 2 * 32 + o * 8,
-                      kOutStride);
+  for (uint r = 0; r < 4; ++r) {
+    for (uint o = 0; o < 2; ++o) {
+      simdgroup_store(sums[r * 2 + o], out + r * 8 * kOutStride + simd * 16 + o * 8, kOutStride);
     }
   }
 }
