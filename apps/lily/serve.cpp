@@ -34,6 +34,7 @@ struct ServeOptions {
   bool reasoning_twice = false;
   bool no_think = false;
   bool preserve_thinking = false;
+  bool close_thinking = false;
   ServerOptions server;
   EngineOptions engine;
   DeviceOptions device;
@@ -204,6 +205,7 @@ Result<void> serve(ServeOptions options) {
   attached.max_seconds = options.max_seconds;
   attached.parse_special = options.parse_special;
   attached.reasoning_twice = options.reasoning_twice;
+  attached.close_thinking = options.close_thinking;
   attached.enable_thinking = !options.no_think;
   attached.preserve_thinking = options.preserve_thinking;
   server->attach(std::move(attached));
@@ -238,6 +240,9 @@ void add_options(CLI::App& app, ServeOptions& options) {
   app.add_flag("--no-think", options.no_think, "requests that do not say so are answered without thinking");
   app.add_flag("--preserve-thinking", options.preserve_thinking,
                "requests that do not say so keep the thinking of earlier turns in the prompt");
+  app.add_flag(
+      "--close-thinking", options.close_thinking,
+      "an answer that ends while it still thinks goes on with its content; thinking takes more time");
   app.add_flag("--log-prompts", options.server.log_prompts, "write the text of conversations into the log");
   app.add_option("--model-name", options.name, "the id in /v1/models; absent = from MODEL");
   app.add_option("--api-key", options.server.api_keys,

@@ -39,6 +39,9 @@ struct GenerationRequest {
   // block.
   std::optional<uint32_t> thinking_budget;
   int32_t think_end = -1;
+  // A stop id sampled while it still thinks, and no call stands at the end of that, is read as `think_end`:
+  // the answer goes on. With `starts_in_think` only. Each token waits for the one before while it thinks.
+  bool close_thinking = false;
   std::shared_ptr<const ToolSchemas> tools;  // null: no text is a tool call
   enum class Calls : uint8_t {
     many,
@@ -156,6 +159,7 @@ struct EngineMetrics {
   uint32_t waiting = 0;
   uint64_t jobs_finished = 0, jobs_failed = 0, jobs_cancelled = 0;
   uint64_t prompt_tokens = 0, completion_tokens = 0;  // computed, of all jobs
+  uint64_t thinking_closed = 0;                       // jobs that close_thinking made go on
   uint64_t passes = 0, bytes_read = 0;                // of the device
   double device_seconds = 0;
   CacheMetrics cache;

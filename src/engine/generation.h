@@ -34,6 +34,7 @@ class Generation {
 
   uint32_t tokens() const { return tokens_; }
   bool in_think() const { return parser_.in_think(); }
+  bool thinking_ends_with_calls() const { return parser_.reasoning_ends_with_calls(); }
   uint32_t reasoning_tokens() const { return reasoning_tokens_; }
   const std::string& stop_string() const { return stop_string_; }
 

@@ -146,6 +146,11 @@ void Mailbox::count_tokens(uint64_t prompt, uint64_t completion) {
   metrics_.completion_tokens += completion;
 }
 
+void Mailbox::count_closed_thinking() {
+  const std::lock_guard lock(mutex_);
+  ++metrics_.thinking_closed;
+}
+
 void Mailbox::count_pass(const Output& output) {
   const std::lock_guard lock(mutex_);
   ++metrics_.passes;

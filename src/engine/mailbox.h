@@ -54,6 +54,7 @@ class Mailbox {
   void unwatch(PassWatch& pass);
   void count(JobEnd end);
   void count_tokens(uint64_t prompt, uint64_t completion);
+  void count_closed_thinking();
   void count_pass(const Output& output);
   void report(const CacheMetrics& cache, std::vector<SequenceMetrics> sequences);
 

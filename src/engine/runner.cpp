@@ -284,6 +284,7 @@ void Runner::take(Flight& flight, Result<Output> output) {
         guarded([&] { return session.take(flight.assignments[i], output->slices[i], plan_.shape.vocab); });
     tokens += session.new_prompt_tokens + session.new_tokens;
     mailbox_.count_tokens(std::exchange(session.new_prompt_tokens, 0), std::exchange(session.new_tokens, 0));
+    if (std::exchange(session.closed_thinking, false)) mailbox_.count_closed_thinking();
     if (!taken) {
       fail_session(session, std::move(taken).error());
     } else if (session.job().ended()) {

@@ -36,9 +36,8 @@ SequenceProgress Session::progress() const {
   if (!job_->wanted()) return {};  // nothing more to do
   const uint32_t stop = next_stop_ < stops_.size() ? stops_[next_stop_] : 0;
   if (absorbed_ == stop && stop != 0) return {};  // waits until it is kept
-  // Over the budget of thinking the next token depends on whether the last one still thinks: it must be
-  // known.
-  const bool known = !over_budget() || generation_.tokens() == samples_;
+  // What is to be absorbed or sampled next depends on the last token: it must be known.
+  const bool known = !(over_budget() || may_close_thinking()) || generation_.tokens() == samples_;
   return {.prompt = prompt,
           .absorbed = absorbed_,
           .stop = stop,
@@ -52,12 +51,18 @@ bool Session::over_budget() const {
          generation_.in_think();
 }
 
+bool Session::may_close_thinking() const {
+  const GenerationRequest& request = job_->request;
+  return request.close_thinking && request.starts_in_think && generation_.in_think();
+}
+
 Slice Session::slice(const Assignment& assignment) {
   const GenerationRequest& request = job_->request;
   Slice slice;
   slice.state = state_.get();
   if (assignment.rows > 0)
     slice.tokens = std::span(request.prompt).subspan(assignment.begin, assignment.rows);
+  if (assignment.rows == 0 && replaced_ >= 0) slice.tokens = std::span(&replaced_, 1);
   const bool samples = assignment.rows == 0 || assignment.begin + assignment.rows == request.prompt.size();
   if (samples) {
     slice.sampling = request.sampling;
@@ -81,6 +86,7 @@ void Session::submitted(const Assignment& assignment, uint64_t pass) {
   }
   if (absorbed_ == job_->request.prompt.size()) {
     think_ended_ = think_ended_ || over_budget();
+    replaced_ = -1;
     ++samples_;
   }
 }
@@ -142,7 +148,14 @@ Result<void> Session::take(const Assignment& assignment, const SliceOutput& outp
   last_token_ = EngineClock::now();
   if (generation_.tokens() == 0) first_token_ = last_token_;
   ++new_tokens;
-  Generation::Step step = generation_.push(output.token, output.logits);
+  int32_t token = output.token;
+  const std::vector<int32_t>& stop_ids = job_->request.stop_ids;
+  if (may_close_thinking() && std::ranges::find(stop_ids, token) != stop_ids.end() &&
+      !generation_.thinking_ends_with_calls()) {
+    token = replaced_ = sampled_.back() = job_->request.think_end;
+    closed_thinking = true;
+  }
+  Generation::Step step = generation_.push(token, output.logits);
   for (Delta& delta : step.deltas) job_->send(std::move(delta));
   if (step.end) finish(*step.end);
   return {};

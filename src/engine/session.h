@@ -58,11 +58,13 @@ class Session {
   // Counted since the last look: what metrics add up.
   uint64_t new_prompt_tokens = 0;
   uint64_t new_tokens = 0;
+  bool closed_thinking = false;  // GenerationRequest::close_thinking made it go on
 
  private:
   Usage usage() const;
   void finish(FinishReason reason);
   bool over_budget() const;
+  bool may_close_thinking() const;
 
   std::shared_ptr<JobRecord> job_;
   std::unique_ptr<SequenceState> state_;
@@ -70,11 +72,12 @@ class Session {
   PromptReuse reuse_;
   std::vector<uint32_t> stops_;
   size_t next_stop_ = 0;
-  uint32_t absorbed_ = 0;             // prompt tokens kept, or in submitted passes
-  std::vector<int32_t> history_;      // prompt and answer, once absorbed_tokens() was asked for
-  std::vector<int32_t> sampled_;      // tokens of the answer, also after its end
-  uint32_t samples_ = 0;              // tokens asked for in submitted passes
-  bool think_ended_ = false;          // the budget of thinking ended it, in a submitted pass
+  uint32_t absorbed_ = 0;         // prompt tokens kept, or in submitted passes
+  std::vector<int32_t> history_;  // prompt and answer, once absorbed_tokens() was asked for
+  std::vector<int32_t> sampled_;  // tokens of the answer, also after its end
+  uint32_t samples_ = 0;          // tokens asked for in submitted passes
+  bool think_ended_ = false;      // the budget of thinking ended it, in a submitted pass
+  int32_t replaced_ = -1;         // what the next pass absorbs instead of the token sampled last; -1: that
   std::vector<LogitBias> think_end_;  // what makes the next token the end of the think block
   Generation generation_;
   EngineClock::time_point started_{};

@@ -415,7 +415,8 @@ HttpResponse Connection::simple_answer() const {
     error.code = "model_not_found";
     return error_response(error);
   }
-  return json_response(match_.route == Route::model ? model_json(card) : models_json(card));
+  const bool codex = request_.query.find("client_version=") != std::string::npos;
+  return json_response(match_.route == Route::model ? model_json(card) : models_json(card, codex));
 }
 
 Connection::Awaitable<void> Connection::dispatch() {

@@ -74,6 +74,7 @@ PromptRules rules_of(const ServedModel& model) {
           .max_answer = model.max_answer,
           .max_seconds = model.max_seconds,
           .parse_special = model.parse_special,
+          .close_thinking = model.close_thinking,
           .enable_thinking = model.enable_thinking,
           .preserve_thinking = model.preserve_thinking};
 }
@@ -112,6 +113,7 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   if (const std::optional<int32_t> close = tokenizer.id_of("</think>")) {
     out.think_end = *close;
     out.thinking_budget = request.thinking_budget;
+    out.close_thinking = rules.close_thinking;
   }
   out.sampling = resolve_sampling(request, defaults);
   out.logit_bias = request.logit_bias;

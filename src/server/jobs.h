@@ -17,6 +17,7 @@ struct PromptRules {
   uint32_t max_answer = 0;     // tokens; 0 = what the context leaves
   double max_seconds = 0;      // of a request, waiting included; 0 = no limit
   bool parse_special = false;  // the text of messages may hold control tokens
+  bool close_thinking = false;
   bool enable_thinking = true;
   bool preserve_thinking = false;
 };

@@ -77,6 +77,8 @@ void write_engine(std::string& out, const ServedModel& model) {
          "Prompt tokens that were computed, of jobs that did not finish too.", metrics.prompt_tokens);
   single(out, "lily_generated_tokens_total", "counter",
          "Tokens that were sampled, of jobs that did not finish too.", metrics.completion_tokens);
+  single(out, "lily_thinking_closed_total", "counter",
+         "Answers that ended while they thought, and were made to go on.", metrics.thinking_closed);
   single(out, "lily_passes_total", "counter", "Passes of the device.", metrics.passes);
   single(out, "lily_device_seconds_total", "counter", "Time in passes.", metrics.device_seconds);
   single(out, "lily_device_read_bytes_total", "counter", "Bytes that passes read.", metrics.bytes_read);

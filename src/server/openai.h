@@ -105,6 +105,8 @@ struct ModelCard {
   uint32_t context = 0;  // the limit that is served, not the model's
 };
 std::string model_json(const ModelCard& card);
-std::string models_json(const ModelCard& card);
+// `for_codex`: without entries in `models`. That client wants them in a form of its own, and drops the whole
+// list for the sake of one field that is missing.
+std::string models_json(const ModelCard& card, bool for_codex = false);
 
 }  // namespace lily

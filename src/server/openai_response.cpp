@@ -327,7 +327,7 @@ std::string usage_chunk(const AnswerHead& head, const Usage& usage) {
 
 std::string model_json(const ModelCard& card) { return json::serialize(card_json(card)); }
 
-std::string models_json(const ModelCard& card) {
+std::string models_json(const ModelCard& card, bool for_codex) {
   json::array data;
   data.emplace_back(card_json(card));
   // As llama.cpp's server lists them; some clients look for this key.
@@ -337,7 +337,9 @@ std::string models_json(const ModelCard& card) {
   entry["id"] = card.id;
   entry["context_length"] = card.context;
   json::array models;
-  models.emplace_back(std::move(entry));
+  if (!for_codex) {
+    models.emplace_back(std::move(entry));
+  }
   json::object out;
   out["object"] = "list";
   out["models"] = std::move(models);

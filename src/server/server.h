@@ -56,6 +56,7 @@ struct ServedModel {
   double max_seconds = 0;        // of a request, waiting included; 0 = no limit
   bool parse_special = false;    // the text of messages may hold control tokens
   bool reasoning_twice = false;  // the thinking is sent as `reasoning` too
+  bool close_thinking = false;   // an answer that ends while it thinks goes on with its content
   // What a request does that does not say so.
   bool enable_thinking = true;
   bool preserve_thinking = false;

@@ -110,13 +110,16 @@ void OutputParser::take_reasoning(const ReasoningSplitter::Delta& delta, std::ve
   if (text != std::string::npos) send_reasoning(text + 1, out);
 }
 
-// Sends the calls with which the reasoning ends, and the rest of it as reasoning.
-bool OutputParser::promote(std::vector<OutputPiece>& out) {
+bool OutputParser::reasoning_ends_with_calls() const {
+  return tools_ && !has_content_ && !held_.empty() && calls_at_end().has_value();
+}
+
+std::optional<OutputParser::CallsAtEnd> OutputParser::calls_at_end() const {
   constexpr int kMostTries = 8;
   size_t from = scan_;
   for (int tries = 0; tries < kMostTries; ++tries) {
     const size_t open = held_.find('<', from);
-    if (open == std::string::npos) return false;
+    if (open == std::string::npos) return std::nullopt;
     from = open + 1;
     const std::string_view text = std::string_view(held_).substr(open);
     if (!text.starts_with(kCallOpen) && !text.starts_with(kFunctionOpen)) {
@@ -128,13 +131,19 @@ bool OutputParser::promote(std::vector<OutputPiece>& out) {
     std::vector<OutputPiece> pieces;
     parser.push(text, pieces);
     parser.finish(/*cut=*/true, pieces);
-    if (!is_only_calls(pieces, *tools_)) continue;
-    if (open > 0) send_reasoning(held_.find_last_not_of(kBlank, open - 1) + 1, out);
-    append(std::move(pieces), out);
-    held_.clear();
-    return true;
+    if (is_only_calls(pieces, *tools_)) return CallsAtEnd{open, std::move(pieces)};
   }
-  return false;
+  return std::nullopt;
+}
+
+// Sends the calls with which the reasoning ends, and the rest of it as reasoning.
+bool OutputParser::promote(std::vector<OutputPiece>& out) {
+  std::optional<CallsAtEnd> calls = calls_at_end();
+  if (!calls) return false;
+  if (calls->begin > 0) send_reasoning(held_.find_last_not_of(kBlank, calls->begin - 1) + 1, out);
+  append(std::move(calls->pieces), out);
+  held_.clear();
+  return true;
 }
 
 }  // namespace lily

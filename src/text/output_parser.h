@@ -29,6 +29,8 @@ class OutputParser {
   std::vector<OutputPiece> finish(bool cut);
 
   bool in_think() const { return splitter_.in_think(); }
+  // Whether what was reasoning so far would be calls if the answer ended here.
+  bool reasoning_ends_with_calls() const;
   // See ToolCallParser.
   bool in_call() const { return calls_ && calls_->in_call(); }
   bool in_value() const { return calls_ && calls_->in_value(); }
@@ -37,6 +39,11 @@ class OutputParser {
   void take(const ReasoningSplitter::Delta& delta, std::vector<OutputPiece>& out);
   void take_reasoning(const ReasoningSplitter::Delta& delta, std::vector<OutputPiece>& out);
   void send_reasoning(size_t bytes, std::vector<OutputPiece>& out);
+  struct CallsAtEnd {
+    size_t begin;  // in held_
+    std::vector<OutputPiece> pieces;
+  };
+  std::optional<CallsAtEnd> calls_at_end() const;
   bool promote(std::vector<OutputPiece>& out);
   // Pieces of the content's own parser, whose input is the content alone.
   void append(std::vector<OutputPiece> pieces, std::vector<OutputPiece>& out) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <set>
 
 namespace lily {
 
@@ -135,7 +136,7 @@ class SchemaReader {
   }
 
   void properties(const json::value& value, Properties& out, std::vector<JsonType>& others, int depth) {
-    if (!value.is_object() || depth >= kMostDepth || ++parts_ > kMostVisits) return;
+    if (!value.is_object() || depth >= kMostDepth || !parts_.insert(&value).second) return;
     const json::object& schema = value.get_object();
     const json::value* own = schema.if_contains("properties");
     if (own != nullptr && own->is_object())
@@ -152,7 +153,8 @@ class SchemaReader {
 
   const json::value& root_;
   std::vector<JsonType> types_;
-  int visits_ = 0, depth_ = 0, parts_ = 0;
+  int visits_ = 0, depth_ = 0;
+  std::set<const json::value*> parts_;  // whose properties are known
 };
 
 }  // namespace

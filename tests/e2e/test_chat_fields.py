@@ -182,6 +182,19 @@ def test_options_of_the_server():
         server.wait_for_log("content: \"")
 
 
+def test_an_answer_that_ends_while_it_thinks():
+    """Every token is the one that ends an answer: once it is read as the end of the thinking."""
+    with Server(None, "--ctx", "512", "--close-thinking") as server:
+        [end] = httpx.post(server.url("/tokenize"), json={"content": "<|im_end|>"}).json()["tokens"]
+        ended = {"messages": HI, "logit_bias": {str(end): 100}}
+        got = answer(server, **ended)
+        assert got["usage"]["completion_tokens"] == 2 and got["usage"]["completion_tokens_details"]["reasoning_tokens"] == 1
+        assert answer(server, **ended, **OFF)["usage"]["completion_tokens"] == 1
+        assert "lily_thinking_closed_total 1\n" in httpx.get(server.url("/metrics")).text
+        free = answer(server, messages=[{"role": "user", "content": "What is 23 plus 45?"}])["choices"][0]["message"]
+        assert "68" in free["content"] and free["reasoning_content"]
+
+
 def test_functions_are_the_first_form_of_tools(tiny):
     body = {"messages": [{"role": "user", "content": "What is the weather in Oslo?"}], "functions": [TOOL["function"]], "function_call": "auto"} | OFF
     got = answer(tiny, **body)["choices"][0]

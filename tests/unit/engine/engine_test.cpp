@@ -84,6 +84,54 @@ TEST_F(EngineTest, ThinkingThatEndsWithinItsBudgetIsLeftAlone) {
   }
 }
 
+TEST_F(EngineTest, AnAnswerThatEndsWhileItThinksMayGoOn) {
+  std::vector<int32_t> ids = {'a', 'b', kEnd, 'y', 'e', 's', kEnd};
+  for (const bool close : {false, true}) {
+    start();
+    std::vector<int32_t> absorbed;
+    control->script = [&](const FakeControl::History& history) {
+      absorbed.assign(history.begin() + 20, history.end());
+      return std::optional(ids.at(std::min(absorbed.size(), ids.size() - 1)));
+    };
+    Collector events;
+    GenerationRequest asked = request(20, 0);
+    asked.starts_in_think = true;
+    asked.think_end = kThinkEnd;
+    asked.stop_ids = {kEnd};
+    asked.close_thinking = close;
+    const auto job = submit(asked, events);
+    ASSERT_TRUE(events.wait_end());
+    EXPECT_EQ(events.content(), close ? "yes" : "");
+    EXPECT_EQ(events.finished()->reason, FinishReason::stop);
+    EXPECT_EQ(events.finished()->usage.completion_tokens, close ? 7U : 3U);
+    EXPECT_EQ(events.finished()->usage.reasoning_tokens, 3U);
+    EXPECT_EQ(engine->metrics().thinking_closed, close ? 1U : 0U);
+    engine.reset();
+    if (close) {
+      EXPECT_EQ(absorbed.at(2), kThinkEnd) << "instead of what was sampled";
+    }
+  }
+}
+
+TEST_F(EngineTest, ThinkingThatEndsWithACallIsOver) {
+  words.emplace_back("<tool_call>\n<function=f>\n</function>\n</tool_call>");
+  start();
+  const auto tools = std::make_shared<const ToolSchemas>(
+      boost::json::parse(R"([{"name": "f", "parameters": {}}])").as_array());
+  const int32_t call = *tokenizer->id_of(words.back());
+  say(20, {'a', call, kEnd, 'y'});
+  Collector events;
+  GenerationRequest asked = request(20, 0);
+  asked.starts_in_think = asked.close_thinking = true;
+  asked.think_end = kThinkEnd;
+  asked.stop_ids = {kEnd};
+  asked.tools = tools;
+  const auto job = submit(asked, events);
+  ASSERT_TRUE(events.wait_end());
+  EXPECT_EQ(events.finished()->reason, FinishReason::tool_calls);
+  EXPECT_EQ(events.finished()->usage.completion_tokens, 3U);
+}
+
 TEST_F(EngineTest, AStopFoundLateCostsOneDiscardedToken) {
   start();
   say(3, {'a', 'b', kEnd, 'X', 'Y'});

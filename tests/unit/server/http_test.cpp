@@ -247,6 +247,11 @@ TEST(Http, Models) {
   EXPECT_EQ(list.at("data").at(0).at("context_length"), 4096);
   EXPECT_EQ(list.at("data").at(0).at("max_model_len"), 4096);
   EXPECT_EQ(list.at("data").at(0).at("meta").at("n_ctx"), 4096);
+  EXPECT_EQ(list.at("models").as_array().size(), 1U);
+  client.get("/v1/models?client_version=0.155.1");
+  const boost::json::value codex = boost::json::parse(client.reply()->body);
+  EXPECT_TRUE(codex.at("models").as_array().empty());
+  EXPECT_EQ(codex.at("data"), list.at("data"));
   for (const char* path : {"/v1/models/owner/small", "/v1/models/owner%2Fsmall", "/models/owner/small"}) {
     client.get(path);
     EXPECT_EQ(boost::json::parse(client.reply()->body).at("id"), "owner/small") << path;
