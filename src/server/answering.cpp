@@ -62,6 +62,7 @@ struct Outcome {
   unsigned status = 200;
   bool stream = false;
   size_t prompt_tokens = 0;
+  PromptReuse reuse;
   std::string finish = "cancelled";
   Usage usage;
   Answer answer;  // of a stream only when its text is logged
@@ -85,11 +86,16 @@ void log_answer(const Door& door, const Answer& answer) {
 void log_request(const std::string& id, const Outcome& outcome, Clock::time_point since) {
   const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
   const Usage& usage = outcome.usage;
+  // Where the prompt parts from what is kept, and the tokens there: the kept one and its own.
+  const PromptReuse& reuse = outcome.reuse;
+  const std::string parted = reuse.kept_token < 0 ? ""
+                                                  : fmt::format(" parted={}:{}/{}", reuse.known,
+                                                                reuse.kept_token, reuse.prompt_token);
   log_info(
-      "{} {}{} finish={} prompt={} cached={} completion={} reasoning={} queue={:.3f}s prefill={:.3f}s "
+      "{} {}{} finish={} prompt={} cached={}{} completion={} reasoning={} queue={:.3f}s prefill={:.3f}s "
       "decode={:.3f}s total={:.3f}s",
       id, outcome.status, outcome.stream ? " stream" : "", outcome.finish, outcome.prompt_tokens,
-      usage.cached_tokens, usage.completion_tokens, usage.reasoning_tokens, usage.queue_seconds,
+      usage.cached_tokens, parted, usage.completion_tokens, usage.reasoning_tokens, usage.queue_seconds,
       usage.prefill_seconds, usage.decode_seconds, seconds);
 }
 
@@ -206,6 +212,7 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, Do
     EventChannel::Batch batch = generation.channel().take();
     if (batch.started) {
       door.started(batch.reuse);
+      outcome.reuse = batch.reuse;
     }
     if (batch.failed) {
       const ApiError error = from_error(*batch.failed);
@@ -248,6 +255,7 @@ Awaitable<void> whole_answer(Connection& connection, Generation& generation, Doo
     EventChannel::Batch batch = generation.channel().take();
     if (batch.started) {
       door.started(batch.reuse);
+      outcome.reuse = batch.reuse;
     }
     for (Delta& delta : batch.deltas) {
       answer.add(std::move(delta));

@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import os
 import random
+import re
 import time
 
 import httpx
@@ -225,3 +226,16 @@ def test_memory_stays_flat():  # K13 in small
             list(pool.map(one, range(40, 110)))
         time.sleep(0.2)
         assert resident() < warmed_up + (16 << 20)
+
+
+def test_the_log_says_where_a_prompt_parts_from_what_is_kept(server):
+    history = [user("Count the " + words(200, "parting")), {"role": "assistant", "content": "Many."}]
+    ask(server, [*history, user("Which one is green?")])
+    changed = ask(server, [*history, user("Whose is the lamp?")])
+    server.wait_for_log(changed["id"])
+    [line] = [line for line in server.lines if changed["id"] in line]
+    position, kept, own = (int(n) for n in re.search(r" parted=(\d+):(\d+)/(\d+)", line).groups())
+    prompt = httpx.post(server.url("/apply-template"), json={"messages": [*history, user("Whose is the lamp?")], "tokenize": True}).json()["tokens"]
+    assert prompt[position] == own != kept and position < len(prompt)
+    text = httpx.post(server.url("/detokenize"), json={"tokens": prompt[position:position + 1]}).json()["content"]
+    assert text == "Whose"[:len(text)], (text, line)
