@@ -1,14 +1,25 @@
 #include "backends/cpu/backend.h"
 
+#include <algorithm>
+
 #include "backends/cpu/blocks/cpu_blocks.h"
 #include "backends/cpu/kernels.h"
 #include "backends/host/host_backend.h"
+#include "base/log.h"
+#include "base/threads.h"
 
 namespace lily {
 
 Result<std::unique_ptr<Backend>> make_cpu_backend(const BackendOptions& options) {
   LILY_TRY(const cpu::Kernels* kernels, cpu::choose_kernels(options.isa));
-  auto blocks = std::make_unique<cpu::CpuBlocks>(*kernels, options.threads, options.packed_cache);
+  // Threads beyond the cores would have to wait for each other's turns, region by region.
+  const unsigned cores = usable_cores();
+  if (options.threads > cores) {
+    log_warn("{} threads were asked for, this process may use {} cores: it computes with {} threads",
+             options.threads, cores, cores);
+  }
+  auto blocks =
+      std::make_unique<cpu::CpuBlocks>(*kernels, std::min(options.threads, cores), options.packed_cache);
   DeviceInfo device{
       .name = "cpu",
       .description = fmt::format("{}, {} thread{}, {}", cpu::processor_name(), blocks->threads(),

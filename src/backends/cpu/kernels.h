@@ -25,14 +25,15 @@ static_assert(kQwen36.q_heads == kGroupHeads * kQwen36.kv_heads &&
 // Tokens of one key-value block (backends/host/state.h): the step of the online softmax.
 inline constexpr uint32_t kAttendTokens = 64;
 
-// A prepared (quantised) row is words of four signed bytes: per group its digits, the highest of all inputs
-// first, of every 8 inputs the 4 even ones before the 4 odd ones. Then per group two words: the scale and the
-// sum of what the digits stand for, as floats.
+// A prepared (quantised) row is words of signed bytes: per group its digits, the highest of all inputs
+// first, of every 8 inputs the 4 even ones before the 4 odd ones. Then per group two floats, words of their
+// own: the scale and the sum of what the digits stand for.
 //   x[c] ~ scale * (256 * digit0[c] + digit1[c])
 // A group with an input that is not finite has a scale that is not a number.
 //
 // Rows that are multiplied together lie in panels, their words interleaved: word w of row r of a panel of R
-// rows is word w * R + r. A panel takes the bytes of its rows, 64-byte aligned and padded.
+// rows is word w * R + r. Words of digits have Kernels::word bytes, 4 or 64. A panel takes the bytes of its
+// rows, 64-byte aligned and padded.
 static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes, of a row by itself
   return size_t{f.cols} * kDigits;
 }
@@ -67,15 +68,17 @@ struct PrepareArgs {
   const float* x;  // [end - begin]: columns [begin, end) of the row, both multiples of the group
   uint32_t begin;
   uint32_t end;
-  std::byte* out;  // the row's first word
-  uint32_t panel;  // rows of its panel
+  std::byte* panel;
+  uint32_t panel_rows;
+  uint32_t row;   // in the panel
+  uint32_t word;  // bytes
 };
 
 // y[i][o] (+)= sum over groups g of scale[o][g] * (q[o]·x[i])_g + bias[o][g] * (sum of x[i])_g, for outputs
 // [begin, end), the groups in order. The products of codes and digits are integers and exact.
 struct MatmulArgs {
   const PackedMatrix* matrix;  // of one expert
-  const std::byte* x;          // prepared rows in panels_of(rows, Kernels::panel_rows)
+  const std::byte* x;          // prepared rows, in panels of at most panel_rows(format, rows)
   size_t x_stride;             // bytes of a prepared row
   uint32_t rows;
   uint32_t begin;  // outputs; a multiple of kBlockOutputs
@@ -143,7 +146,8 @@ inline constexpr size_t kPeakSink = 192;
 
 struct Kernels {
   std::string_view name;
-  uint32_t panel_rows;  // of the largest panel
+  uint32_t word;                                                     // bytes of a word of digits
+  uint32_t (*panel_rows)(const InputFormat& format, uint32_t rows);  // the most of a panel, of a run of rows
   void (*prepare)(const PrepareArgs& args);
   void (*matmul)(const MatmulArgs& args);
   void (*rms_norm)(const NormArgs& args);

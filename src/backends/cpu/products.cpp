@@ -2,17 +2,18 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "base/check.h"
 
 namespace lily::cpu {
 namespace {
 
-constexpr size_t kWord = 4;  // of a prepared row
-
 // Work that a thread takes at a time: enough to hide the hand-over, little enough to balance.
 constexpr size_t kPieceBytes = size_t{96} << 10;         // of weights read
 constexpr uint64_t kPieceProducts = uint64_t{16} << 20;  // multiply-adds
+// Some rows share registers with two or three blocks of outputs.
+constexpr uint32_t kFewRows = 4;
 // Of many rows, which a piece reads as a whole: more outputs, so that it reads them less often.
 constexpr uint32_t kManyRows = 64;
 constexpr uint32_t kManyCols = 2048;
@@ -20,9 +21,11 @@ constexpr uint32_t kManyCols = 2048;
 uint32_t piece_blocks(const Product& product) {
   const uint64_t products = uint64_t{product.rows} * product.matrix.cols * kBlockOutputs;
   const uint64_t fit = std::min(kPieceBytes / block_bytes(product.matrix), kPieceProducts / products);
-  uint64_t least = product.rows < kManyRows ? 2 : 4 * ((product.matrix.cols + kManyCols - 1) / kManyCols);
+  uint64_t least = product.rows < kFewRows    ? 2
+                   : product.rows < kManyRows ? 6
+                                              : 4 * ((product.matrix.cols + kManyCols - 1) / kManyCols);
   if (product.then != nullptr) {
-    least = std::max<uint64_t>(least, product.then->group / kBlockOutputs);
+    least = std::lcm(least, product.then->group / kBlockOutputs);
   }
   return static_cast<uint32_t>(std::max(fit / least, uint64_t{1}) * least);
 }
@@ -57,11 +60,13 @@ PreparedRows::PreparedRows(const Kernels& kernels, Carver& carver, uint32_t rows
   }
 }
 
-PreparedRows::Place PreparedRows::place(Run run, uint32_t row) const {
-  const Panels panels = panels_of(run.rows, kernels_->panel_rows);
+PreparedRows::Place PreparedRows::place(const Copy& copy, Run run, uint32_t row) const {
+  const Panels panels = panels_of(run.rows, kernels_->panel_rows(copy.format, run.rows));
   const uint32_t panel = panel_of_row(panels, row);
   const uint32_t begin = panel_begin(panels, panel);
-  return {.first = size_t{run.first} + begin, .index = row - begin, .panel = rows_of_panel(panels, panel)};
+  return {.panel = copy.rows.from(size_t{run.first} + begin).data,
+          .rows = rows_of_panel(panels, panel),
+          .row = row - begin};
 }
 
 void PreparedRows::prepare(Run run, uint32_t row, const float* x) const {
@@ -69,14 +74,16 @@ void PreparedRows::prepare(Run run, uint32_t row, const float* x) const {
 }
 
 void PreparedRows::prepare(Run run, uint32_t row, const float* x, uint32_t begin, uint32_t end) const {
-  const Place to = place(run, row);
   for (uint32_t i = 0; i < count_; ++i) {
+    const Place to = place(copies_[i], run, row);
     kernels_->prepare({.format = copies_[i].format,
                        .x = x,
                        .begin = begin,
                        .end = end,
-                       .out = copies_[i].rows.from(to.first).data + size_t{to.index} * kWord,
-                       .panel = to.panel});
+                       .panel = to.panel,
+                       .panel_rows = to.rows,
+                       .row = to.row,
+                       .word = kernels_->word});
   }
 }
 
@@ -95,22 +102,32 @@ PreparedRows::Rows PreparedRows::rows_for(const PackedMatrix& reader) const {
 
 void PreparedRows::copy(Run run, uint32_t row, const PreparedRows& from, Run from_run,
                         uint32_t from_row) const {
-  const Place to_place = place(run, row);
-  const Place from_place = from.place(from_run, from_row);
   for (uint32_t i = 0; i < count_; ++i) {
-    const Rows& source = from.copy_of(copies_[i].format).rows;
-    const std::byte* read = source.from(from_place.first).data + size_t{from_place.index} * kWord;
-    std::byte* write = copies_[i].rows.from(to_place.first).data + size_t{to_place.index} * kWord;
-    for (size_t word = 0; word < source.stride / kWord; ++word) {
-      std::memcpy(write + word * to_place.panel * kWord, read + word * from_place.panel * kWord, kWord);
-    }
+    const Place to = place(copies_[i], run, row);
+    const Place source = from.place(from.copy_of(copies_[i].format), from_run, from_row);
+    const auto words = [&]<size_t kWord>(std::integral_constant<size_t, kWord>, size_t begin, size_t end) {
+      std::byte* write = to.panel + begin * to.rows + to.row * kWord;
+      const std::byte* read = source.panel + begin * source.rows + source.row * kWord;
+      for (size_t at = begin; at < end; at += kWord) {
+        std::memcpy(write, read, kWord);
+        write += to.rows * kWord;
+        read += source.rows * kWord;
+      }
+    };
+    const InputFormat& format = copies_[i].format;
+    const size_t scales = prepared_scales(format);
+    const size_t end = scales + size_t{format.cols} / format.group * 2 * sizeof(float);
+    kernels_->word == 64 ? words(std::integral_constant<size_t, 64>(), 0, scales)
+                         : words(std::integral_constant<size_t, 4>(), 0, scales);
+    words(std::integral_constant<size_t, 4>(), scales, end);
   }
 }
 
 void for_each_row(ThreadPool& pool, const Kernels& kernels, uint32_t rows,
                   FunctionRef<void(uint32_t row)> body) {
   constexpr uint32_t kLeastRows = 4;  // of a piece
-  const Panels panels = panels_of(rows, kernels.panel_rows);
+  // Rows whose words of four bytes share cache lines stay together.
+  const Panels panels = panels_of(rows, kernels.word == 4 ? kernels.panel_rows({}, rows) : kLeastRows);
   const uint32_t grain = panels.count == 0 ? 1 : (kLeastRows + panels.least - 1) / panels.least;
   pool.for_each(panels.count, grain, [&](size_t begin, size_t end) {
     const uint32_t last = end == panels.count ? rows : panel_begin(panels, static_cast<uint32_t>(end));

@@ -58,11 +58,11 @@ class PreparedRows {
     Rows rows;
   };
   struct Place {
-    size_t first;    // row of its panel
-    uint32_t index;  // in the panel
-    uint32_t panel;  // rows of it
+    std::byte* panel;
+    uint32_t rows;  // of the panel
+    uint32_t row;   // in it
   };
-  Place place(Run run, uint32_t row) const;
+  Place place(const Copy& copy, Run run, uint32_t row) const;
   const Copy& copy_of(const InputFormat& format) const;
   static constexpr uint32_t kMaxFormats = 3;  // groups of 32, 64 or 128
   const Kernels* kernels_;

@@ -217,6 +217,13 @@ TEST_P(CpuBackend, SaysWhatItRunsOn) {
 
 LILY_FOR_EACH_ISA(CpuBackend);
 
+TEST(MakeCpuBackend, ComputesWithAtMostOneThreadPerCore) {
+  const auto backend = make_cpu_backend({.threads = usable_cores() + 3, .isa = "scalar"});
+  ASSERT_TRUE(backend.has_value());
+  const std::string& description = (*backend)->device().description;
+  EXPECT_NE(description.find(fmt::format(", {} thread", usable_cores())), std::string::npos) << description;
+}
+
 TEST(MakeCpuBackend, RefusesAnUnknownInstructionSet) {
   const auto backend = make_cpu_backend({.threads = 1, .isa = "sse9"});
   ASSERT_FALSE(backend.has_value());

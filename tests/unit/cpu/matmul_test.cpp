@@ -82,12 +82,16 @@ struct Inputs {
   uint32_t rows;
 };
 
-// Where a word of a prepared row lies.
-size_t word_at(const Kernels& kernels, const Inputs& inputs, uint32_t row, size_t word) {
-  const Panels panels = panels_of(inputs.rows, kernels.panel_rows);
+struct Place {
+  size_t panel;  // offset
+  uint32_t rows;
+  uint32_t row;
+};
+Place place_of(const Kernels& kernels, const PackedMatrix& m, const Inputs& inputs, uint32_t row) {
+  const Panels panels = panels_of(inputs.rows, kernels.panel_rows(m.input(), inputs.rows));
   const uint32_t panel = panel_of_row(panels, row);
   const uint32_t begin = panel_begin(panels, panel);
-  return begin * inputs.stride + (word * rows_of_panel(panels, panel) + row - begin) * 4;
+  return {begin * inputs.stride, rows_of_panel(panels, panel), row - begin};
 }
 
 Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, std::vector<float> plain) {
@@ -96,14 +100,16 @@ Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, std::vector<fl
   Inputs inputs{std::move(plain), {}, stride, rows};
   inputs.prepared = *AlignedArray<std::byte>::allocate(rows * stride);
   std::memset(inputs.prepared.data(), 0xff, rows * stride);  // prepare must write all that is read
-  const Panels panels = panels_of(rows, kernels.panel_rows);
   for (uint32_t row = 0; row < rows; ++row) {
+    const Place place = place_of(kernels, m, inputs, row);
     kernels.prepare({.format = m.input(),
                      .x = inputs.plain.data() + size_t{row} * m.cols,
                      .begin = 0,
                      .end = m.cols,
-                     .out = inputs.prepared.data() + word_at(kernels, inputs, row, 0),
-                     .panel = rows_of_panel(panels, panel_of_row(panels, row))});
+                     .panel = inputs.prepared.data() + place.panel,
+                     .panel_rows = place.rows,
+                     .row = place.row,
+                     .word = kernels.word});
   }
   return inputs;
 }
@@ -112,10 +118,17 @@ Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, uint32_t rows)
 }
 
 // A row by itself.
-std::vector<std::byte> row_of(const Kernels& kernels, const Inputs& inputs, uint32_t row) {
+std::vector<std::byte> row_of(const Kernels& kernels, const PackedMatrix& m, const Inputs& inputs,
+                              uint32_t row) {
+  const Place place = place_of(kernels, m, inputs, row);
+  const std::byte* panel = inputs.prepared.data() + place.panel;
+  const size_t scales = prepared_scales(m.input());
   std::vector<std::byte> out(inputs.stride);
-  for (size_t word = 0; word < inputs.stride / 4; ++word) {
-    std::memcpy(out.data() + word * 4, inputs.prepared.data() + word_at(kernels, inputs, row, word), 4);
+  for (size_t at = 0; at < scales; at += kernels.word) {
+    std::memcpy(out.data() + at, panel + at * place.rows + place.row * kernels.word, kernels.word);
+  }
+  for (size_t at = scales; at < scales + m.cols / m.group * 8; at += 4) {
+    std::memcpy(out.data() + at, panel + at * place.rows + size_t{place.row} * 4, 4);
   }
   return out;
 }
@@ -187,7 +200,7 @@ void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows
   std::vector<float> y(size_t{rows} * m.rows, std::nanf(""));
   kernels.matmul(args_of(packed.view(), inputs, rows, y.data()));
   for (uint32_t row = 0; row < rows; ++row) {
-    const auto x = numbers_of(row_of(kernels, inputs, row).data(), packed.view().input());
+    const auto x = numbers_of(row_of(kernels, packed.view(), inputs, row).data(), packed.view().input());
     for (uint32_t output = 0; output < m.rows; ++output) {
       const Expected want = expected(m, output, x);
       ASSERT_NEAR(y[size_t{row} * m.rows + output], want.value, want.bound)
@@ -265,10 +278,16 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
   }
   auto prepared = *AlignedBytes::allocate(prepared_bytes(format));
   std::memset(prepared.data(), 0xff, prepared.size());
-  kernels().prepare(
-      {.format = format, .x = x.data(), .begin = 0, .end = 192, .out = prepared.data(), .panel = 1});
-  kernels().prepare(
-      {.format = format, .x = x.data() + 192, .begin = 192, .end = 512, .out = prepared.data(), .panel = 1});
+  for (const auto& [begin, end] : {std::pair{0U, 192U}, std::pair{192U, 512U}}) {
+    kernels().prepare({.format = format,
+                       .x = x.data() + begin,
+                       .begin = begin,
+                       .end = end,
+                       .panel = prepared.data(),
+                       .panel_rows = 1,
+                       .row = 0,
+                       .word = kernels().word});
+  }
   const auto numbers = numbers_of(prepared.data(), format);
   for (size_t g = 0; g < 8; ++g) {
     double largest = 0;
@@ -331,7 +350,7 @@ TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
 // Whatever the number of rows, each is in one panel, the panels follow one another, and none is larger than
 // it may be nor smaller than half of that where there are more rows.
 TEST(Panels, HoldEveryRowOnce) {
-  for (const uint32_t most : {1U, 2U, 4U, 7U}) {
+  for (const uint32_t most : {1U, 2U, 4U, 7U, 16U}) {
     for (uint32_t rows = 1; rows < 60; ++rows) {
       const Panels panels = panels_of(rows, most);
       uint32_t row = 0;

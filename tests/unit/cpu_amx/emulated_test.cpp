@@ -106,19 +106,28 @@ void expect_same_bits(const RandomMatrix& matrix, uint32_t rows, bool accumulate
   const PackedMatrix& m = matrix.form;
   const size_t stride = prepared_bytes(m.input());
   const auto x = test::randoms(size_t{rows} * m.cols, rows);
-  auto prepared = *AlignedBytes::allocate(rows * stride);
-  for (uint32_t row = 0; row < rows; ++row) {
-    kTable.prepare({.format = m.input(),
-                    .x = x.data() + size_t{row} * m.cols,
-                    .begin = 0,
-                    .end = m.cols,
-                    .out = prepared.data() + row * stride,
-                    .panel = kTable.panel_rows});
-  }
+  const auto prepare = [&](uint32_t most, uint32_t word) {
+    auto prepared = *AlignedBytes::allocate(rows * stride);
+    const Panels panels = panels_of(rows, most);
+    for (uint32_t row = 0; row < rows; ++row) {
+      const uint32_t panel = panel_of_row(panels, row);
+      kTable.prepare({.format = m.input(),
+                      .x = x.data() + size_t{row} * m.cols,
+                      .begin = 0,
+                      .end = m.cols,
+                      .panel = prepared.data() + panel_begin(panels, panel) * stride,
+                      .panel_rows = rows_of_panel(panels, panel),
+                      .row = row - panel_begin(panels, panel),
+                      .word = word});
+    }
+    return prepared;
+  };
+  const auto panels = prepare(kTable.panel_rows(m.input(), rows), kTable.word);
+  const auto single = prepare(1, 4);
   std::vector<float> found(size_t{rows} * 60, 1.5F);
   std::vector<float> expected = found;
   MatmulArgs args{.matrix = &m,
-                  .x = prepared.data(),
+                  .x = panels.data(),
                   .x_stride = stride,
                   .rows = rows,
                   .begin = 0,
@@ -127,6 +136,7 @@ void expect_same_bits(const RandomMatrix& matrix, uint32_t rows, bool accumulate
                   .y_stride = 60,
                   .accumulate = accumulate};
   kTable.matmul(args);
+  args.x = single.data();
   args.y = expected.data();
   Vectors::matmul(args);
   EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0)

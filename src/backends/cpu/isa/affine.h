@@ -30,9 +30,11 @@ struct Affine {
     constexpr uint32_t kMostGroup = 128;
     const uint32_t group = args.format.group;
     const uint32_t groups = (args.end - args.begin) / group;
-    const size_t word = size_t{args.panel} * 4;
-    std::byte* out = args.out + size_t{args.begin} * kDigits * args.panel;
-    std::byte* scales = args.out + prepared_scales(args.format) * args.panel + args.begin / group * 2 * word;
+    const size_t rows = args.panel_rows;
+    const size_t word = args.word;
+    std::byte* out = args.panel + size_t{args.begin} * kDigits * rows + args.row * word;
+    std::byte* scales = args.panel + (prepared_scales(args.format) + args.begin / group * kScalePair) * rows +
+                        size_t{args.row} * sizeof(float);
     for (uint32_t g = 0; g < groups; ++g) {
       const float* x = args.x + size_t{g} * group;
       F largest = V::zero();
@@ -54,19 +56,23 @@ struct Affine {
         V::store_digits(digits + i, V::first_digit(value));
         V::store_digits(digits + group + i, value);
       }
-      if (args.panel == 1) {
+      if (rows == 1) {
         __builtin_memcpy(out, digits, size_t{group} * kDigits);
         out += size_t{group} * kDigits;
-      } else {
-        for (uint32_t i = 0; i < group * kDigits; i += 4, out += word) {
+      } else if (word == 4) {
+        for (uint32_t i = 0; i < group * kDigits; i += 4, out += rows * 4) {
           __builtin_memcpy(out, digits + i, 4);
+        }
+      } else {
+        for (uint32_t i = 0; i < group * kDigits; i += 64, out += rows * 64) {
+          __builtin_memcpy(out, digits + i, 64);
         }
       }
       const float scale = (any ? top / kTop : 0.0F) + V::reduce_add(poison);
       const float total = scale * V::reduce_add(sum);
       __builtin_memcpy(scales, &scale, sizeof(float));
-      __builtin_memcpy(scales + word, &total, sizeof(float));
-      scales += 2 * word;
+      __builtin_memcpy(scales + rows * sizeof(float), &total, sizeof(float));
+      scales += rows * kScalePair;
     }
   }
 
@@ -270,7 +276,7 @@ struct Affine {
   // as fast as the memory, the bytes a fixed distance ahead; more rows the next stripe.
   template <uint32_t Bits>
   static void product(const MatmulArgs& args) {
-    constexpr uint32_t kStripe = 4;
+    constexpr uint32_t kStripe = 6;
     constexpr size_t kAhead = 8192;
     const PackedMatrix& m = *args.matrix;
     const Panels panels = panels_of(args.rows, Most);

@@ -17,9 +17,15 @@ using Vectors = Affine<V, 1>;  // tiles take rows one after the other
 constexpr uint32_t kTileRows = 16;
 constexpr uint32_t kTileGroup = 64;  // inputs of a tile: one group of the usual size
 constexpr uint32_t kLeastRows = 4;   // fewer are as fast without tiles
+constexpr uint32_t kWidth = 2;       // blocks of outputs that share the tiles of the rows
 constexpr size_t kTile = 1024;       // bytes
 
-// Tiles 0 and 1: sums of either digit. 2: codes. 3 and 4: digits. 5 to 7: the measurement of the peak.
+// Rows of tiles lie one after the other: a word of a panel is a row of a tile.
+uint32_t panel_rows(const InputFormat& format, uint32_t rows) {
+  return format.group == kTileGroup && rows >= kLeastRows ? kTileRows : 1;
+}
+
+// Tiles 0 to 3: sums of the digits of two blocks. 4 and 5: digits. 6 and 7: codes.
 void configure(uint32_t rows) {
   struct {
     uint8_t palette = 1;
@@ -30,7 +36,7 @@ void configure(uint32_t rows) {
   } config;
   for (uint32_t i = 0; i < 8; ++i) {
     config.row_bytes[i] = 64;
-    config.rows[i] = static_cast<uint8_t>(i == 2 || i >= 5 ? 16 : rows);
+    config.rows[i] = static_cast<uint8_t>(i >= 6 ? 16 : rows);
   }
   _tile_loadconfig(&config);
 }
@@ -61,91 +67,120 @@ void lay_out_codes(const PackedMatrix& m, const std::byte* block, std::byte* til
   }
 }
 
-// The products of both digits of one group: to[digit][row][output].
-LILY_INLINE void multiply_group(const std::byte* codes, const std::byte* x, size_t stride, std::byte* to) {
+// The products of both digits of one group with B blocks: to[block][digit][row][output].
+template <uint32_t B>
+LILY_INLINE void multiply_group(const std::byte* codes, size_t next_block, const std::byte* x, size_t digit,
+                                std::byte* to) {
+  _tile_loadd(4, x, 64);
+  _tile_loadd(5, x + digit, 64);
   _tile_zero(0);
   _tile_zero(1);
-  _tile_loadd(2, codes, 64);
-  _tile_loadd(3, x, stride);
-  _tile_loadd(4, x + kTileGroup, stride);
-  _tile_dpbsud(0, 3, 2);
-  _tile_dpbsud(1, 4, 2);
+  _tile_loadd(6, codes, 64);
+  _tile_dpbsud(0, 4, 6);
+  _tile_dpbsud(1, 5, 6);
+  if constexpr (B == 2) {
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(7, codes + next_block, 64);
+    _tile_dpbsud(2, 4, 7);
+    _tile_dpbsud(3, 5, 7);
+  }
   _tile_stored(0, to, 64);
   _tile_stored(1, to + kTile, 64);
+  if constexpr (B == 2) {
+    _tile_stored(2, to + 2 * kTile, 64);
+    _tile_stored(3, to + 3 * kTile, 64);
+  }
 }
 
 struct RowTile {
   const MatmulArgs* args;
   const std::byte* block;  // packed, for its scales
   const std::byte* codes;  // its tiles
-  const std::byte* x;
+  const std::byte* x;      // the panel
   float* y;
-  uint32_t rows;     // 1 to kTileRows
-  uint32_t outputs;  // of the block
+  uint32_t rows;     // 4 to kTileRows
+  uint32_t outputs;  // from the block to the end
 };
 
-// Sixteen rows or fewer of one block. The next group is multiplied while the sums of this one are scaled; the
-// scaling is that of Affine::tile(), so that a row has the same bits in either.
+// A panel against B blocks. The next group is multiplied while the sums of this one are scaled; the scaling
+// is that of Affine::tile(), so that a row has the same bits in either.
+template <uint32_t B>
 void row_tile(const RowTile& t) {
   const MatmulArgs& args = *t.args;
   const PackedMatrix& m = *args.matrix;
   const bool wide = m.scale_type == DType::f32;
   const size_t scales = kBlockOutputs * scale_bytes(m.scale_type);
   const uint32_t groups = m.cols / kTileGroup;
-  const std::byte* scale = t.x + size_t{m.cols} * kDigits;
-  alignas(64) std::byte products[2][2 * kTile];
-  alignas(64) float sums[kTileRows][kBlockOutputs];
+  const size_t digit = size_t{t.rows} * kTileGroup;
+  const size_t next_codes = size_t{groups} * kTile;
+  const std::byte* scale = t.x + size_t{m.cols} * kDigits * t.rows;
+  alignas(64) std::byte products[2][B][2 * kTile];
+  alignas(64) float sums[B][kTileRows][kBlockOutputs];
   __builtin_memset(sums, 0, sizeof(sums));
   finish_stores();
-  multiply_group(t.codes, t.x, args.x_stride, products[0]);
+  multiply_group<B>(t.codes, next_codes, t.x, digit, products[0][0]);
   for (uint32_t g = 0; g < groups; ++g) {
     if (g + 1 < groups) {
       const size_t next = g + 1;
-      multiply_group(t.codes + next * kTile, t.x + next * kTileGroup * kDigits, args.x_stride,
-                     products[next % 2]);
+      multiply_group<B>(t.codes + next * kTile, next_codes, t.x + next * digit * kDigits, digit,
+                        products[next % 2][0]);
     }
-    const std::byte* group = t.block + g * group_bytes(m);
-    const std::byte* first = products[g % 2];
-    const auto w_scale = Vectors::load_scale(wide, group, 0);
-    const auto w_bias = Vectors::load_scale(wide, group + scales, 0);
-    for (uint32_t r = 0; r < t.rows; ++r) {
-      const std::byte* of_row = scale + r * args.x_stride + g * kScalePair;
-      const auto dot = V::add_int(V::next_digit(V::load_words(first + size_t{r} * 64)),
-                                  V::load_words(first + kTile + size_t{r} * 64));
-      const auto factor = V::mul(w_scale, V::splat(of_row));
-      auto sum = V::fma(factor, V::to_float(dot), V::load(sums[r]));
-      sum = V::fma(w_bias, V::splat(of_row + sizeof(float)), sum);
-      V::store(sums[r], sum);
+    const std::byte* of_rows = scale + size_t{g} * kScalePair * t.rows;
+    LILY_UNROLL
+    for (uint32_t b = 0; b < B; ++b) {
+      const std::byte* group = t.block + b * block_bytes(m) + g * group_bytes(m);
+      const std::byte* first = products[g % 2][b];
+      const auto w_scale = Vectors::load_scale(wide, group, 0);
+      const auto w_bias = Vectors::load_scale(wide, group + scales, 0);
+      for (uint32_t r = 0; r < t.rows; ++r) {
+        const auto dot = V::add_int(V::next_digit(V::load_words(first + size_t{r} * 64)),
+                                    V::load_words(first + kTile + size_t{r} * 64));
+        const auto factor = V::mul(w_scale, V::splat(of_rows + size_t{r} * 4));
+        auto sum = V::fma(factor, V::to_float(dot), V::load(sums[b][r]));
+        sum = V::fma(w_bias, V::splat(of_rows + size_t{t.rows + r} * 4), sum);
+        V::store(sums[b][r], sum);
+      }
     }
   }
-  for (uint32_t r = 0; r < t.rows; ++r) {
-    const V::F sum[1] = {V::load(sums[r])};
-    Vectors::store_row(sum, t.y + r * args.y_stride, t.outputs, args.accumulate);
+  for (uint32_t b = 0; b < B; ++b) {
+    for (uint32_t r = 0; r < t.rows; ++r) {
+      const V::F sum[1] = {V::load(sums[b][r])};
+      Vectors::store_row(sum, t.y + r * args.y_stride + size_t{b} * kBlockOutputs,
+                         smaller(kBlockOutputs, t.outputs - b * kBlockOutputs), args.accumulate);
+    }
   }
 }
 
 void product(const MatmulArgs& args) {
   const PackedMatrix& m = *args.matrix;
-  alignas(64) std::byte codes[size_t{kMaxCols} * kBlockOutputs];
-  constexpr uint32_t kStep = 8 * kTileRows;  // rows that stay in the second-level cache
-  for (uint32_t begin = 0; begin < args.rows; begin += kStep) {
-    const uint32_t end = smaller(begin + kStep, args.rows);
-    for (uint32_t output = args.begin; output < args.end; output += kBlockOutputs) {
-      const std::byte* block = m.data + output / kBlockOutputs * block_bytes(m);
+  alignas(64) std::byte codes[size_t{kMaxCols} * kBlockOutputs * kWidth];
+  constexpr uint32_t kStep = 16;  // panels that stay in the second-level cache
+  const Panels panels = panels_of(args.rows, kTileRows);
+  const size_t bytes = block_bytes(m);
+  uint32_t configured = 0;
+  for (uint32_t begin = 0; begin < panels.count; begin += kStep) {
+    for (uint32_t output = args.begin; output < args.end; output += kWidth * kBlockOutputs) {
+      const std::byte* block = m.data + output / kBlockOutputs * bytes;
+      const bool both = output + kBlockOutputs < args.end;
       lay_out_codes(m, block, codes);
-      configure(kTileRows);
-      for (uint32_t row = begin; row < end; row += kTileRows) {
-        const uint32_t rows = smaller(kTileRows, end - row);
-        if (rows < kTileRows) {
-          configure(rows);
+      if (both) {
+        lay_out_codes(m, block + bytes, codes + m.cols / kTileGroup * kTile);
+      }
+      for (uint32_t p = begin; p < smaller(begin + kStep, panels.count); ++p) {
+        const uint32_t row = panel_begin(panels, p);
+        const RowTile tile{.args = &args,
+                           .block = block,
+                           .codes = codes,
+                           .x = args.x + row * args.x_stride,
+                           .y = args.y + row * args.y_stride + output,
+                           .rows = rows_of_panel(panels, p),
+                           .outputs = args.end - output};
+        if (tile.rows != configured) {
+          configured = tile.rows;
+          configure(configured);
         }
-        row_tile({.args = &args,
-                  .block = block,
-                  .codes = codes,
-                  .x = args.x + row * args.x_stride,
-                  .y = args.y + row * args.y_stride + output,
-                  .rows = rows,
-                  .outputs = smaller(kBlockOutputs, args.end - output)});
+        both ? row_tile<2>(tile) : row_tile<1>(tile);
       }
     }
   }
@@ -153,21 +188,7 @@ void product(const MatmulArgs& args) {
 }
 
 void matmul(const MatmulArgs& args) {
-  const PackedMatrix& m = *args.matrix;
-  const uint32_t tail = args.rows % kTileRows < kLeastRows ? args.rows % kTileRows : 0;
-  const bool tiles = m.group == kTileGroup && args.rows > tail;
-  MatmulArgs rest = args;
-  if (tiles) {
-    MatmulArgs most = args;
-    most.rows = args.rows - tail;
-    product(most);
-    rest.x += most.rows * args.x_stride;
-    rest.y += most.rows * args.y_stride;
-    rest.rows = tail;
-  }
-  if (rest.rows > 0) {
-    Vectors::matmul(rest);
-  }
+  panel_rows(args.matrix->input(), args.rows) == kTileRows ? product(args) : Vectors::matmul(args);
 }
 
 // Three chains of tiles; every row has the same digits, every output the same codes.
@@ -219,7 +240,8 @@ uint64_t multiply_add_peak(uint64_t rounds, std::byte* sink) {
 
 constexpr Kernels make_table() {
   Kernels table = Generic<V>::table("amx", "tdpbsud");
-  table.panel_rows = 1;
+  table.word = kTileGroup;
+  table.panel_rows = panel_rows;
   table.matmul = matmul;
   table.multiply_add_peak = multiply_add_peak;
   return table;

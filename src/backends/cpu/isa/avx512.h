@@ -12,8 +12,9 @@ struct Avx512Base {
   static constexpr uint32_t N = 16;
   static constexpr uint32_t kRows = 7;  // of a panel
   // Blocks of outputs that a panel of so many rows is multiplied with at a time.
-  static constexpr uint32_t blocks_of_rows(uint32_t rows) { return rows < 4 ? 1 : 2; }
-  static constexpr uint32_t kValueHeads = 8;  // heads and vectors of one step of attention's weighted sum
+  static constexpr uint32_t blocks_of_rows(uint32_t rows) { return rows < 4 ? 1 : rows == 4 ? 3 : 2; }
+  static constexpr uint32_t kScoreTokens = 2;  // that share a load of a query
+  static constexpr uint32_t kValueHeads = 8;   // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
   static constexpr uint32_t kPeakChains =
       12;  // of independent multiply-adds, and their codes, that fit the registers

@@ -188,25 +188,50 @@ struct Generic {
     alignas(64) float value[kGroupHeads][kAttendTokens];  // scores, then exp(score - largest)
   };
 
-  static void score_block(const float* q, const std::byte* keys, uint32_t tokens, Scores& scores) {
-    for (uint32_t token = 0; token < tokens; ++token) {
-      const std::byte* key = keys + size_t{token} * kDim * 2;
-      F sum[kGroupHeads];
+  // T tokens share each load of a query. What is at `ahead` will be read next: it is asked for meanwhile, in
+  // the order of the tokens.
+  template <uint32_t T>
+  LILY_INLINE void score_tokens(const float* q, const std::byte* keys, const std::byte* ahead, uint32_t token,
+                                Scores& scores) {
+    constexpr size_t kRow = size_t{kDim} * 2;
+    const std::byte* key = keys + token * kRow;
+    F sum[T][kGroupHeads];
+    LILY_UNROLL
+    for (uint32_t i = 0; i < T * kGroupHeads; ++i) {
+      sum[i / kGroupHeads][i % kGroupHeads] = V::zero();
+    }
+    for (uint32_t d = 0; d < kDim; d += N) {
+      F value[T];
       LILY_UNROLL
-      for (uint32_t h = 0; h < kGroupHeads; ++h) {
-        sum[h] = V::zero();
-      }
-      for (uint32_t d = 0; d < kDim; d += N) {
-        const F value = V::load_bf16(key + size_t{d} * 2);
-        LILY_UNROLL
-        for (uint32_t h = 0; h < kGroupHeads; ++h) {
-          sum[h] = V::fma(V::load(q + h * kDim + d), value, sum[h]);
+      for (uint32_t t = 0; t < T; ++t) {
+        value[t] = V::load_bf16(key + t * kRow + size_t{d} * 2);
+        if (d % 32 == 0) {
+          __builtin_prefetch(ahead + (token + t) * kRow + size_t{d} * 2, 0, 2);
         }
       }
       LILY_UNROLL
       for (uint32_t h = 0; h < kGroupHeads; ++h) {
-        scores.value[h][token] = V::reduce_add(sum[h]);
+        const F query = V::load(q + h * kDim + d);
+        LILY_UNROLL
+        for (uint32_t t = 0; t < T; ++t) {
+          sum[t][h] = V::fma(query, value[t], sum[t][h]);
+        }
       }
+    }
+    LILY_UNROLL
+    for (uint32_t i = 0; i < T * kGroupHeads; ++i) {
+      scores.value[i % kGroupHeads][token + i / kGroupHeads] =
+          V::reduce_add(sum[i / kGroupHeads][i % kGroupHeads]);
+    }
+  }
+  static void score_block(const float* q, const std::byte* keys, const std::byte* ahead, uint32_t tokens,
+                          Scores& scores) {
+    uint32_t token = 0;
+    for (; token + V::kScoreTokens <= tokens; token += V::kScoreTokens) {
+      score_tokens<V::kScoreTokens>(q, keys, ahead, token, scores);
+    }
+    for (; token < tokens; ++token) {
+      score_tokens<1>(q, keys, ahead, token, scores);
     }
   }
 
@@ -240,8 +265,8 @@ struct Generic {
     return lanes[0];
   }
 
-  static void add_values(const AttendArgs& args, const std::byte* values, uint32_t tokens,
-                         const Scores& scores) {
+  static void add_values(const AttendArgs& args, const std::byte* values, const std::byte* ahead,
+                         uint32_t tokens, const Scores& scores) {
     constexpr uint32_t kVectors = V::kValueVectors;
     for (uint32_t d = 0; d < kDim; d += kVectors * N) {
       for (uint32_t first = 0; first < kGroupHeads; first += V::kValueHeads) {
@@ -255,6 +280,9 @@ struct Generic {
         }
         for (uint32_t token = 0; token < tokens; ++token) {
           F value[kVectors];
+          if (first == 0) {
+            __builtin_prefetch(ahead + (size_t{token} * kDim + d) * 2, 0, 2);
+          }
           LILY_UNROLL
           for (uint32_t j = 0; j < kVectors; ++j) {
             value[j] = V::load_bf16(values + (size_t{token} * kDim + d + j * N) * 2);
@@ -290,20 +318,24 @@ struct Generic {
     }
     for (uint32_t block = 0; block * kAttendTokens < args.tokens; ++block) {
       const uint32_t tokens = smaller(kAttendTokens, args.tokens - block * kAttendTokens);
-      score_block(args.q, args.keys[block], tokens, scores);
+      const bool last = (block + 1) * kAttendTokens >= args.tokens;
+      score_block(args.q, args.keys[block], args.values[block], tokens, scores);
       for (uint32_t h = 0; h < kGroupHeads; ++h) {
         const F factor = V::set1(soften(args, h, tokens, scores));
         for (uint32_t d = 0; d < kDim && block > 0; d += N) {
           V::store(args.out + h * kDim + d, V::mul(V::load(args.out + h * kDim + d), factor));
         }
       }
-      add_values(args, args.values[block], tokens, scores);
+      add_values(args, args.values[block], args.keys[last ? block : block + 1], tokens, scores);
     }
   }
 
+  static uint32_t panel_rows(const InputFormat&, uint32_t) { return V::kRows; }
+
   static constexpr Kernels table(std::string_view name, std::string_view multiply) {
     return {.name = name,
-            .panel_rows = V::kRows,
+            .word = 4,
+            .panel_rows = panel_rows,
             .prepare = Affine<V>::prepare,
             .matmul = Affine<V>::matmul,
             .rms_norm = rms_norm,

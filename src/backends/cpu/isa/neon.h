@@ -13,7 +13,8 @@ struct Neon {
   static constexpr uint32_t kRows = 4;  // of a panel
   // Blocks of outputs that a panel of so many rows is multiplied with at a time.
   static constexpr uint32_t blocks_of_rows(uint32_t) { return 1; }
-  static constexpr uint32_t kValueHeads = 4;  // heads and vectors of one step of attention's weighted sum
+  static constexpr uint32_t kScoreTokens = 1;  // that share a load of a query
+  static constexpr uint32_t kValueHeads = 4;   // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 2;
   static constexpr uint32_t kPeakChains =
       4;  // of independent multiply-adds, and their codes, that fit the registers

@@ -8,7 +8,8 @@ struct Scalar {
   static constexpr uint32_t N = 8;
   static constexpr uint32_t kRows = 2;  // of a panel
   static constexpr uint32_t blocks_of_rows(uint32_t) { return 1; }
-  static constexpr uint32_t kValueHeads = 2;  // heads and vectors of one step of attention's weighted sum
+  static constexpr uint32_t kScoreTokens = 1;  // that share a load of a query
+  static constexpr uint32_t kValueHeads = 2;   // heads and vectors of one step of attention's weighted sum
   static constexpr uint32_t kValueVectors = 1;
   static constexpr uint32_t kPeakChains =
       6;  // of independent multiply-adds, and their codes, that fit the registers
