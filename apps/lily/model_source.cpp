@@ -148,7 +148,7 @@ Result<fs::path> find_model(const std::string& model) {
 
 void add_compute_options(CLI::App& app, DeviceOptions& options) {
   app.add_option("--device", options.device, "auto, or one that `lily devices` lists");
-  app.add_option("--threads", options.backend.threads, "threads to compute with; 0 = all usable cores")
+  app.add_option("--threads", options.backend.threads, "threads to compute with, at most one per usable core; 0 = all cores")
       ->check(CLI::Range(0U, kMostThreads));
   app.add_option("--isa", options.backend.isa,
                  "instruction set of the CPU kernels; empty = the best this machine has");

@@ -208,10 +208,10 @@ TEST_P(CpuBackend, RunsTheKernelsThatWereForced) {
 }
 
 TEST_P(CpuBackend, SaysWhatItRunsOn) {
-  const auto backend = make_cpu_backend({.threads = 2, .isa = GetParam()});
+  const auto backend = make_cpu_backend({.threads = 1, .isa = GetParam()});
   ASSERT_TRUE(backend.has_value());
   EXPECT_EQ((*backend)->device().name, "cpu");
-  EXPECT_TRUE((*backend)->device().description.ends_with(", 2 threads, " + GetParam()))
+  EXPECT_TRUE((*backend)->device().description.ends_with(", 1 thread, " + GetParam()))
       << (*backend)->device().description;
 }
 
