@@ -86,6 +86,7 @@ struct Affine {
     float* y;                // outputs of its first row
     uint32_t outputs;        // of these blocks, from here to the end of the matrix
     size_t prefetch;         // from what is read to what will be read later; 0 = nothing
+    size_t next_panel;       // from the panel to the one that will be read after it; 0 = nothing
   };
 
   LILY_INLINE F load_scale(bool wide, const std::byte* p, uint32_t h) {
@@ -200,6 +201,9 @@ struct Affine {
           __builtin_prefetch(group + b * next_block + t.prefetch + i, 0, 2);
         }
       }
+      for (size_t i = 0; i < size_t{m.group} * kDigits * R && t.next_panel != 0; i += 64) {
+        __builtin_prefetch(x + t.next_panel + i, 0, 2);
+      }
       I dot[B * H][R];
       dot_group<Bits, B, R>(m, group + 2 * scales, x, dot);
       LILY_UNROLL
@@ -290,13 +294,16 @@ struct Affine {
         const uint32_t blocks = smaller(kStripe, all_blocks - block);
         for (uint32_t p = first; p < smaller(first + step, panels.count); ++p) {
           const uint32_t row = panel_begin(panels, p);
-          panel<Bits, 1>(rows_of_panel(panels, p), blocks,
-                         {.args = &args,
-                          .block = m.data + output / kBlockOutputs * block_bytes(m),
-                          .x = args.x + row * args.x_stride,
-                          .y = args.y + row * args.y_stride + output,
-                          .outputs = args.end - output,
-                          .prefetch = p == 0 ? ahead : 0});
+          panel<Bits, 1>(
+              rows_of_panel(panels, p), blocks,
+              {.args = &args,
+               .block = m.data + output / kBlockOutputs * block_bytes(m),
+               .x = args.x + row * args.x_stride,
+               .y = args.y + row * args.y_stride + output,
+               .outputs = args.end - output,
+               .prefetch = p == 0 ? ahead : 0,
+               .next_panel =
+                   block == 0 && p + 1 < panels.count ? rows_of_panel(panels, p) * args.x_stride : 0});
         }
       }
     }
