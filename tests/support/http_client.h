@@ -109,6 +109,15 @@ class HttpClient {
     input_.erase(0, out.size());
     return out;
   }
+  // Whether `mark` comes; nothing is taken.
+  bool comes(std::string_view mark) {
+    while (input_.find(mark) == std::string::npos) {
+      if (!fill()) {
+        return false;
+      }
+    }
+    return true;
+  }
   bool at_end() { return input_.empty() && !fill(); }
 
   // Status line and headers, the body unread.

@@ -30,30 +30,30 @@ const std::string kMessages =
 const std::string kResponses = R"({"model":"m","stream":true,"input":"x"})";
 const std::string kCompletions = R"({"model":"m","stream":true,"prompt":"x"})";
 
-// What a client gets of a job that is held for a while and then answers.
-std::string after_a_silence(const std::string& path, const std::string& body) {
+// What a client gets of a job that is held until `filler` comes, and then answers.
+std::string after_a_silence(const std::string& path, const std::string& body, const std::string& filler) {
   Serving serving([](const GenerationRequest&) { return say("hello"); }, {}, impatient());
   serving.engine().hold(true);
   HttpClient client = serving.client();
   client.post(body, path);
-  std::this_thread::sleep_for(std::chrono::milliseconds(400));
+  EXPECT_TRUE(client.comes(filler)) << path;
   serving.engine().hold(false);
   return client.reply().value_or(Reply{}).body;
 }
 
 TEST(Doors, SilenceIsFilled) {
-  const std::string messages = after_a_silence("/v1/messages", kMessages);
+  const std::string messages = after_a_silence("/v1/messages", kMessages, "event: ping\n");
   EXPECT_EQ(messages.find("event: message_start\n"), 0U);
   EXPECT_NE(messages.find("event: ping\ndata: {\"type\":\"ping\"}\n\n"), std::string::npos);
   EXPECT_NE(messages.find("event: message_stop"), std::string::npos);
   EXPECT_EQ(messages.find("\n: "), std::string::npos) << "comments do not count for its clients";
 
-  const std::string responses = after_a_silence("/v1/responses", kResponses);
+  const std::string responses = after_a_silence("/v1/responses", kResponses, ": keep-alive\n");
   EXPECT_EQ(responses.find("event: response.created\n"), 0U);
   EXPECT_NE(responses.find(": keep-alive\n\n"), std::string::npos);
   EXPECT_NE(responses.find("event: response.completed\n"), std::string::npos);
 
-  const std::string completions = after_a_silence("/v1/completions", kCompletions);
+  const std::string completions = after_a_silence("/v1/completions", kCompletions, ": keep-alive\n");
   EXPECT_NE(completions.find(": keep-alive\n\n"), std::string::npos);
   EXPECT_NE(completions.find("data: [DONE]\n\n"), std::string::npos);
 }
