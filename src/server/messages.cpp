@@ -2,12 +2,12 @@
 
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <boost/json/serialize.hpp>
 
 #include "server/jobs.h"
 #include "server/messages_request.h"
 #include "server/sse.h"
 #include "server/translation.h"
+#include "text/json.h"
 
 namespace lily {
 namespace {
@@ -38,7 +38,7 @@ json::object usage_json(uint32_t prompt, uint32_t cached, uint32_t answer) {
 
 std::string event(json::object data) {
   const std::string name(data.at("type").get_string().c_str());
-  return sse_event(name, json::serialize(data));
+  return sse_event(name, serialize_json(data));
 }
 
 class MessagesDoor final : public Door {
@@ -145,7 +145,7 @@ std::string MessagesDoor::whole(const Answer& answer, const Finished& finished) 
   out["stop_sequence"] = stop_sequence(finished);
   const Usage& usage = finished.usage;
   out["usage"] = usage_json(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens);
-  return json::serialize(out);
+  return serialize_json(out);
 }
 
 std::string MessagesDoor::stream_begin() {
@@ -270,7 +270,7 @@ ApiResult<std::string> count_message_tokens(const json::value& body, const Serve
   }
   json::object out;
   out["input_tokens"] = *tokens;
-  return json::serialize(out);
+  return serialize_json(out);
 }
 
 std::string anthropic_error_json(const ApiError& error) {
@@ -284,7 +284,7 @@ std::string anthropic_error_json(const ApiError& error) {
   json::object out;
   out["type"] = "error";
   out["error"] = std::move(inner);
-  return json::serialize(out);
+  return serialize_json(out);
 }
 
 HttpResponse anthropic_error(const ApiError& error) {

@@ -2,12 +2,12 @@
 
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
-#include <boost/json/serialize.hpp>
 
 #include "server/jobs.h"
 #include "server/responses_request.h"
 #include "server/sse.h"
 #include "server/translation.h"
+#include "text/json.h"
 
 namespace lily {
 namespace {
@@ -230,7 +230,7 @@ std::string ResponsesDoor::whole(const Answer& answer, const Finished& finished)
       output.emplace_back(item_json(item, true));
     }
   }
-  return json::serialize(finished_json(std::move(output), finished));
+  return serialize_json(finished_json(std::move(output), finished));
 }
 
 std::string ResponsesDoor::event(std::string_view type, json::object data) {
@@ -240,7 +240,7 @@ std::string ResponsesDoor::event(std::string_view type, json::object data) {
   for (json::key_value_pair& field : data) {
     out[field.key()] = std::move(field.value());
   }
-  return sse_event(type, json::serialize(out));
+  return sse_event(type, serialize_json(out));
 }
 
 // What says to which item, and which part of it, an event belongs.
@@ -408,7 +408,7 @@ ApiResult<std::string> count_response_tokens(const json::value& body, const Serv
   json::object out;
   out["object"] = "response.input_tokens";
   out["input_tokens"] = *tokens;
-  return json::serialize(out);
+  return serialize_json(out);
 }
 
 }  // namespace lily

@@ -1,6 +1,7 @@
 #include "text/json.h"
 
 #include <boost/json/basic_parser_impl.hpp>
+#include <boost/json/serialize.hpp>
 #include <boost/json/value_stack.hpp>
 #include <charconv>
 #include <cmath>
@@ -249,6 +250,21 @@ std::string to_python_json(const json::value& value) {
   std::string out;
   append_python_json(out, value);
   return out;
+}
+
+std::string serialize_json(const json::value& value) {
+  constexpr std::string_view kBegin = "{\"\xFF\":\"", kEnd = "\"}";
+  static_assert(kBegin.substr(2, 1) == kBigInteger);
+  const std::string text = json::serialize(value);
+  std::string out;
+  size_t done = 0;
+  for (size_t at = text.find(kBegin); at != std::string::npos; at = text.find(kBegin, done)) {
+    const size_t digits = at + kBegin.size();
+    const size_t end = text.find(kEnd, digits);
+    out.append(text, done, at - done).append(text, digits, end - digits);
+    done = end + kEnd.size();
+  }
+  return out.append(text, done, std::string::npos);
 }
 
 }  // namespace lily

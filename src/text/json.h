@@ -25,4 +25,8 @@ void append_python_json(std::string& out, const boost::json::value& value);
 // The same as a string: what Jinja's tojson filter of the template writes.
 std::string to_python_json(const boost::json::value& value);
 
+// boost::json::serialize(value), with the digits of integers beyond 64 bits: for whatever holds a part of
+// what parse_json() read.
+std::string serialize_json(const boost::json::value& value);
+
 }  // namespace lily

@@ -128,6 +128,27 @@ TEST(Doors, BlanksAroundCallsAreNoBlocks) {
   EXPECT_EQ(responses.find("output_text"), std::string::npos) << responses;
 }
 
+// What comes from a request or a model and is sent as JSON again.
+TEST(Doors, IntegersBeyond64BitsAreSentAsTheyAre) {
+  const std::string digits = "123456789012345678901234567890";
+  Serving serving([&](const GenerationRequest&) {
+    FakeAnswer answer;
+    Delta call;
+    call.call = ToolCallDelta{0, "f", "{\"n\": " + digits + "}", true};
+    answer.deltas.push_back(call);
+    answer.reason = FinishReason::tool_calls;
+    return answer;
+  });
+  const std::string message =
+      ask(serving, "/v1/messages", R"({"max_tokens":9,"messages":[{"role":"user","content":"x"}]})").body;
+  EXPECT_NE(message.find("\"input\":{\"n\":" + digits + "}"), std::string::npos) << message;
+  const std::string fields = R"({"input":"x","metadata":{"big":)" + digits + R"(},"stream":)";
+  for (const char* stream : {"false", "true"}) {
+    const std::string response = ask(serving, "/v1/responses", fields + stream + "}").body;
+    EXPECT_NE(response.find("\"metadata\":{\"big\":" + digits + "}"), std::string::npos) << response;
+  }
+}
+
 TEST(Doors, TheDescriptionHasEveryPath) {
   const json::value document = json::parse(openapi_document());
   const json::object& paths = document.at("paths").as_object();

@@ -64,6 +64,16 @@ TEST(ParseJson, IntegersBeyond64BitsAreNothingElse) {
     EXPECT_FALSE(big_integer(*parse_json(text))) << text;
 }
 
+TEST(SerializeJson, HasTheDigitsOfBigIntegers) {
+  for (const char* text :
+       {R"({"a":[123456789012345678901234567890,-123456789012345678901234567890],"b":{"c":"\u00ff"}})",
+        "123456789012345678901234567890", R"({"x":{},"y":"z"})", "[]"}) {
+    const std::string out = serialize_json(*parse_json(text));
+    EXPECT_EQ(to_python_json(*parse_json(out)), rewritten(text));
+    EXPECT_EQ(out.find('\xFF'), std::string::npos);
+  }
+}
+
 TEST(ParseJson, RefusesWhatIsNotJson) {
   for (const char* text : {"", "{", "1 2", "NaN", "[1,]", "\"\\ud800\"", "\"\xFF\"", "'a'", "01", "nul"})
     EXPECT_FALSE(parse_json(text)) << text;
