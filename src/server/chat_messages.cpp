@@ -2,6 +2,8 @@
 
 #include <optional>
 
+#include "text/json.h"
+
 namespace lily {
 namespace {
 
@@ -223,7 +225,7 @@ json::object call_arguments(const json::value* arguments) {
   if (arguments == nullptr) {
     return {};
   }
-  if (arguments->is_object()) {
+  if (arguments->is_object() && !big_integer(*arguments)) {
     return arguments->get_object();
   }
   json::value whole = *arguments;
@@ -233,7 +235,7 @@ json::object call_arguments(const json::value* arguments) {
       return {};
     }
     ApiResult<json::value> parsed = parse_body(text);
-    if (parsed && parsed->is_object()) {
+    if (parsed && parsed->is_object() && !big_integer(*parsed)) {
       return std::move(parsed->get_object());
     }
     if (parsed && parsed->is_null()) {

@@ -99,7 +99,8 @@ bool is_blank(std::string_view text) { return text.find_first_not_of(" \t\r\n") 
 
 json::object call_input(const std::string& arguments) {
   Result<json::value> input = parse_json(arguments);
-  return input && input->is_object() ? std::move(input->get_object()) : json::object();
+  return input && input->is_object() && !big_integer(*input) ? std::move(input->get_object())
+                                                             : json::object();
 }
 
 }  // namespace lily

@@ -25,10 +25,11 @@ const json::value* first_of(const json::object& object, std::initializer_list<co
 std::optional<std::string> arguments_text(const json::object& call) {
   const json::value* arguments = first_of(call, {"arguments", "parameters", "args", "input"});
   if (arguments == nullptr || arguments->is_null()) return "{}";
+  if (big_integer(*arguments)) return std::nullopt;
   if (arguments->is_object()) return to_python_json(*arguments);
   if (!arguments->is_string()) return std::nullopt;
   const Result<json::value> inner = parse_json(view(arguments->get_string()));
-  if (!inner || !inner->is_object()) return std::nullopt;
+  if (!inner || !inner->is_object() || big_integer(*inner)) return std::nullopt;
   return to_python_json(*inner);
 }
 

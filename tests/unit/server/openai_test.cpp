@@ -9,6 +9,7 @@
 
 #include "server/json_fields.h"
 #include "server/sse.h"
+#include "text/json.h"
 
 namespace lily {
 namespace {
@@ -170,7 +171,7 @@ TEST(ChatRequest, ArgumentsInAnyStateOfHistory) {
   const auto arguments = [](const std::string& value) {
     const ChatRequest request =
         assistant(R"("tool_calls":[{"function":{"name":"f","arguments":)" + value + "}}]");
-    return json::serialize(request.conversation.messages[1].tool_calls.at(0).arguments);
+    return serialize_json(request.conversation.messages[1].tool_calls.at(0).arguments);
   };
   EXPECT_EQ(arguments(R"({"b":1,"a":2})"), R"({"b":1,"a":2})");
   EXPECT_EQ(arguments("\"\""), "{}");
@@ -180,6 +181,9 @@ TEST(ChatRequest, ArgumentsInAnyStateOfHistory) {
   EXPECT_EQ(arguments(R"("[1,2]")"), R"({"arguments":"[1,2]"})");
   EXPECT_EQ(arguments("[1]"), R"({"arguments":[1]})");
   EXPECT_EQ(arguments("5"), R"({"arguments":5})");
+  const std::string digits = "123456789012345678901234567890";
+  EXPECT_EQ(arguments(digits), R"({"arguments":)" + digits + "}");
+  EXPECT_EQ(arguments("\"" + digits + "\""), R"({"arguments":")" + digits + "\"}");
 }
 
 TEST(ChatRequest, ToolsKeepTheirOrderAndGoWithNone) {
