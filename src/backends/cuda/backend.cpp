@@ -79,7 +79,7 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create() {
   impl.traits = {.multiprocessors = static_cast<uint32_t>(properties.multiProcessorCount),
                  .compute_capability = static_cast<uint32_t>(properties.major * 10 + properties.minor),
                  .shared_bytes = static_cast<uint32_t>(properties.sharedMemPerBlockOptin)};
-  if (allow_shared_memory_project(48 * 1024) != cudaSuccess) {
+  if (prepare_project(48 * 1024) != cudaSuccess) {
     static_cast<void>(cudaGetLastError());
     return fail(ErrorKind::unsupported, "device 'cuda': {} (sm_{}): this build has no kernels for it",
                 properties.name, impl.traits.compute_capability);

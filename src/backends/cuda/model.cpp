@@ -19,7 +19,7 @@ uint32_t router_width(const Dims& d) { return padded(d.experts + 1); }
 // What is allocated, in bytes; the members of DeviceModel in order.
 struct Sizes {
   uint64_t stream, feed_x, feed_part, head_x, head_part, mixed, heads_x, heads_part, partial, partial_ml,
-      router, h, h_sums, logits, best, experts_used, rotary, prefill;
+      router, h, routing, logits, best, experts_used, rotary, prefill;
 };
 Sizes sizes_of(const Plan& plan) {
   const Dims d = dims_of(plan.shape);
@@ -37,7 +37,7 @@ Sizes sizes_of(const Plan& plan) {
           .partial_ml = small * d.q_heads * kMaxSplits * 8,
           .router = small * router_width(d) * 4,
           .h = small * kUses * d.ffn * 2,
-          .h_sums = small * kUses * (d.ffn / 8) * 4,
+          .routing = 256 + kPublishedBytes,
           .logits = small * d.vocab * 4,
           .best = small * slices_of(d.vocab) * sizeof(SliceBest),
           .experts_used = uint64_t{d.layers} * DeviceModel::kExpertWords * 4,
@@ -49,9 +49,9 @@ Sizes sizes_of(const Plan& plan) {
 
 uint64_t DeviceModel::workspace_bytes(const Plan& plan) {
   const Sizes s = sizes_of(plan);
-  return s.stream + s.feed_x + 2 * s.feed_part + s.head_x + 2 * s.head_part + s.mixed + s.heads_x +
-         2 * s.heads_part + s.partial + s.partial_ml + s.router + s.h + s.h_sums + 2 * s.logits + s.best +
-         s.experts_used + s.rotary + s.prefill;
+  return s.stream + s.feed_x + s.feed_part + s.head_x + s.head_part + s.mixed + s.heads_x + s.heads_part +
+         s.partial + s.partial_ml + s.router + s.h + s.routing + 2 * s.logits + s.best + s.experts_used +
+         s.rotary + s.prefill;
 }
 
 DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& meter, Stream queue)
@@ -59,22 +59,19 @@ DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& me
 
 Result<void> DeviceModel::allocate() {
   const Sizes s = sizes_of(plan_);
-  const std::array<std::pair<DeviceMemory*, uint64_t>, 22> parts{{{&stream_, s.stream},
+  const std::array<std::pair<DeviceMemory*, uint64_t>, 19> parts{{{&stream_, s.stream},
                                                                   {&feed_x_, s.feed_x},
-                                                                  {&feed_sums_, s.feed_part},
                                                                   {&feed_squares_, s.feed_part},
                                                                   {&head_x_, s.head_x},
-                                                                  {&head_sums_, s.head_part},
                                                                   {&head_squares_, s.head_part},
                                                                   {&mixed_, s.mixed},
                                                                   {&heads_x_, s.heads_x},
-                                                                  {&heads_sums_, s.heads_part},
                                                                   {&heads_squares_, s.heads_part},
                                                                   {&partial_, s.partial},
                                                                   {&partial_ml_, s.partial_ml},
                                                                   {&router_, s.router},
                                                                   {&h_, s.h},
-                                                                  {&h_sums_, s.h_sums},
+                                                                  {&routing_, s.routing},
                                                                   {&logits_, s.logits},
                                                                   {&adjusted_, s.logits},
                                                                   {&best_, s.best},
@@ -90,9 +87,10 @@ Result<void> DeviceModel::allocate() {
 
 Result<void> DeviceModel::load(const ModelWeights& weights, FunctionRef<void(double)> progress) {
   const auto shared = static_cast<uint32_t>(traits_.shared_bytes);
-  LILY_TRY_VOID(check(allow_shared_memory_project(shared), "shared memory for projections"));
-  LILY_TRY_VOID(check(allow_shared_memory_experts(shared), "shared memory for experts"));
-  LILY_TRY_VOID(check(allow_shared_memory_attend(shared), "shared memory for attention"));
+  for (const int prepared : {prepare_project(shared), prepare_experts(shared), prepare_attend(shared),
+                             prepare_delta_step(shared), prepare_stream(), prepare_sample()}) {
+    LILY_TRY_VOID(check(prepared, "preparing the kernels"));
+  }
   LILY_TRY_VOID(residency_.load(plan_.shape, weights, meter_, queue_, progress));
   LILY_TRY_VOID(allocate());
   LILY_TRY(const DeviceMemory frequencies,
@@ -117,8 +115,7 @@ Result<void> DeviceModel::load(const ModelWeights& weights, FunctionRef<void(dou
 
 Feed DeviceModel::feed_at(uint32_t row) const {
   const size_t parts = size_t{row} * (dims_.hidden / kFeedBlock);
-  return {feed_x_.as<uint16_t>() + size_t{row} * dims_.hidden, feed_sums_.as<float>() + parts,
-          feed_squares_.as<float>() + parts};
+  return {feed_x_.as<uint16_t>() + size_t{row} * dims_.hidden, feed_squares_.as<float>() + parts};
 }
 
 StreamArgs DeviceModel::stream_from(uint32_t row, const float* next_norm) const {

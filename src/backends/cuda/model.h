@@ -21,7 +21,7 @@ struct Batch {
   const Segment* host_segments = nullptr;
   const uint32_t* row_segment = nullptr;
   uint32_t segment_count = 0;
-  bool single = false;   // every segment has one row
+  bool single = false;   // every segment has one row, and nothing before it in the pass writes its state
   bool prefill = false;  // through the kernels for many rows: else at most kSmallRows rows
 };
 
@@ -80,14 +80,16 @@ class DeviceModel {
   Residency residency_;
   bool takes_prefill_ = false;
 
-  DeviceMemory stream_;                                // [max_rows][hidden] float
-  DeviceMemory feed_x_, feed_sums_, feed_squares_;     // of the stream
-  DeviceMemory head_x_, head_sums_, head_squares_;     // of chosen rows, for the head
-  DeviceMemory mixed_;                                 // [kSmallRows][widest projection] float
-  DeviceMemory heads_x_, heads_sums_, heads_squares_;  // what the heads of a mixer put out
-  DeviceMemory partial_, partial_ml_;                  // of attention
-  DeviceMemory router_;                                // [kSmallRows][ld] float
-  DeviceMemory h_, h_sums_;                            // of the experts
+  DeviceMemory stream_;                   // [max_rows][hidden] float
+  DeviceMemory feed_x_, feed_squares_;    // of the stream
+  DeviceMemory head_x_, head_squares_;    // of chosen rows, for the head
+  DeviceMemory mixed_;                    // [kSmallRows][widest projection] float
+  DeviceMemory heads_x_, heads_squares_;  // what the heads of a mixer put out
+  DeviceMemory partial_, partial_ml_;     // of attention
+  DeviceMemory router_;                   // [kSmallRows][ld] float
+  DeviceMemory h_;                        // of the experts
+  DeviceMemory routing_;                  // the mark, and 256 bytes on the words of Published
+  uint32_t routings_ = 0;                 // tags used
   DeviceMemory logits_, adjusted_, best_;
   DeviceMemory experts_used_;  // [layers][kExpertWords]
   DeviceMemory rotary_;

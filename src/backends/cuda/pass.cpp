@@ -315,7 +315,7 @@ void PassRunner::plan_batches(const PassRecord& record) {
                           .host_segments = host.segments + used,
                           .row_segment = device.row_segment + slice.first_row + first,
                           .segment_count = 0,
-                          .single = rows == 1,
+                          .single = rows == 1 && first == 0,  // no batch before it writes its state
                           .prefill = prefill});
       batch = &batches_.back();
     }

@@ -5,20 +5,24 @@
 namespace lily::cuda {
 namespace {
 
-constexpr uint32_t kMostStages = 9;
-
-// Shared memory that a kernel takes for itself where it need not take more: what is left is for the kernel
-// before or after it, whose weights are then on their way while this one computes.
-uint32_t budget(const DeviceTraits& device) { return device.shared_bytes / 100 * 62; }
-
-// The most stages, from `most` down, that stay within the budget; one stage may take all there is.
+// The most stages, from `most` down, that stay within `percent` of the shared memory; one stage may take all
+// there is. What a kernel leaves is for the one after it, whose weights are then on their way while this one
+// computes.
 template <class Bytes>
-LaunchShape fit(uint32_t blocks, uint32_t most, const DeviceTraits& device, Bytes&& bytes) {
-  uint32_t stages = std::clamp(most, 1U, kMostStages);
-  while (stages > 1 && bytes(stages) > budget(device)) {
+LaunchShape fit(uint32_t blocks, uint32_t most, uint32_t percent, const DeviceTraits& device, Bytes&& bytes) {
+  const uint32_t budget = device.shared_bytes / 100 * percent;
+  uint32_t stages = std::clamp(most, 1U, 8U);
+  while (stages > 1 && bytes(stages) > budget) {
     --stages;
   }
   return {blocks, stages, bytes(stages)};
+}
+
+// A multiprocessor is not to have two blocks of the same kernel while another one has none: more than half of
+// the shared memory for each.
+LaunchShape alone(LaunchShape shape, const DeviceTraits& device) {
+  shape.shared = std::min(std::max(shape.shared, device.shared_bytes / 2 + 1024), device.shared_bytes);
+  return shape;
 }
 
 }  // namespace
@@ -26,18 +30,32 @@ LaunchShape fit(uint32_t blocks, uint32_t most, const DeviceTraits& device, Byte
 LaunchShape project_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device) {
   const uint32_t units = (w.row_blocks + device.multiprocessors - 1) / device.multiprocessors;
   const uint32_t blocks = (w.row_blocks + units - 1) / units;
-  return fit(blocks, std::min(units, 6U), device,
-             [&](uint32_t stages) { return project_shared_bytes(w, stages, rows); });
+  const LaunchShape shape =
+      fit(blocks, std::min(units, 6U), rows <= kGroupRows ? 62 : 100, device,
+          [&](uint32_t stages) { return project_shared_bytes(w, stages, rows, blocks); });
+  return blocks * 2 > device.multiprocessors ? alone(shape, device) : shape;
 }
 
 LaunchShape gate_up_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device) {
-  return fit(device.multiprocessors, 5, device,
-             [&](uint32_t stages) { return gate_up_shared_bytes(w, stages, rows); });
+  const uint32_t blocks = device.multiprocessors;
+  return alone(fit(blocks, 3, rows <= kGroupRows ? 72 : 100, device,
+                   [&](uint32_t stages) { return gate_up_shared_bytes(w, stages, rows, blocks); }),
+               device);
 }
 
 LaunchShape down_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device) {
-  return fit(w.row_blocks, kMostStages, device,
+  return fit(w.row_blocks,
+             rows == 1            ? 1
+             : rows <= kGroupRows ? 3
+                                  : 2,
+             rows <= kGroupRows ? 62 : 100, device,
              [&](uint32_t stages) { return down_shared_bytes(w, stages, rows); });
+}
+
+uint32_t delta_step_shared(const PackedMatrix& in_proj, uint32_t rows, const DeviceTraits& device) {
+  constexpr uint32_t kOwn = 8 * 1024;  // its static shared memory, and what the driver keeps for each block
+  const uint32_t taken = project_shape(in_proj, rows, device).shared + kOwn;
+  return rows == 1 && taken < device.shared_bytes ? device.shared_bytes - taken : 0;
 }
 
 uint32_t attend_warps(const DeviceTraits& device) { return device.shared_bytes >= 160 * 1024 ? 4 : 2; }

@@ -21,10 +21,13 @@ struct LaunchShape {
 };
 
 // Dense projections: blocks with the same number of units of 16 outputs, the ring as deep as those units
-// where two kernels in a row still fit into one multiprocessor.
+// where the kernel after it still fits beside it.
 LaunchShape project_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
 LaunchShape gate_up_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
 LaunchShape down_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
+// Shared memory that the delta step of one row asks for: what the projection before it leaves. It begins
+// beside that one, so that no multiprocessor gets two of its blocks.
+uint32_t delta_step_shared(const PackedMatrix& in_proj, uint32_t rows, const DeviceTraits& device);
 uint32_t attend_warps(const DeviceTraits& device);
 
 }  // namespace lily::cuda

@@ -10,7 +10,7 @@ Result<void> DeviceModel::attention(uint32_t layer, const Batch& batch) {
   }
   float* const mixed = mixed_.as<float>();
   LILY_TRY_VOID(project(w.in_proj, feed_at(batch.first_row), Scaling::row, batch.rows, mixed));
-  const Feed heads{heads_x_.as<uint16_t>(), heads_sums_.as<float>(), heads_squares_.as<float>()};
+  const Feed heads{heads_x_.as<uint16_t>(), heads_squares_.as<float>()};
   const AttendArgs attend{.dims = dims_,
                           .segments = batch.segments,
                           .row_segment = batch.row_segment,

@@ -10,7 +10,7 @@ Result<void> DeviceModel::delta_net(uint32_t layer, const Batch& batch) {
   }
   float* const mixed = mixed_.as<float>();
   LILY_TRY_VOID(project(w.in_proj, feed_at(batch.first_row), Scaling::row, batch.rows, mixed));
-  const Feed heads{heads_x_.as<uint16_t>(), heads_sums_.as<float>(), heads_squares_.as<float>()};
+  const Feed heads{heads_x_.as<uint16_t>(), heads_squares_.as<float>()};
   const DeltaStepArgs step{.dims = dims_,
                            .segments = batch.segments,
                            .segment_count = batch.segment_count,
@@ -23,7 +23,8 @@ Result<void> DeviceModel::delta_net(uint32_t layer, const Batch& batch) {
                            .norm = w.norm,
                            .out = heads,
                            .first_row = batch.first_row,
-                           .single = batch.single ? 1U : 0U};
+                           .single = batch.single ? 1U : 0U,
+                           .shared = delta_step_shared(w.in_proj, batch.rows, traits_)};
   LILY_TRY_VOID(check(launch_delta_step(step, queue_), "the delta rule"));
   return project_to_stream(w.out_proj, heads, Scaling::head, batch.rows,
                            stream_from(batch.first_row, views_of.moe.post_norm));

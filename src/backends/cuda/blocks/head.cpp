@@ -5,7 +5,7 @@ namespace lily::cuda {
 Result<void> DeviceModel::head(const uint32_t* rows_of, uint32_t rows) {
   Feed feed = feed_at(0);
   if (rows_of != nullptr) {
-    feed = {head_x_.as<uint16_t>(), head_sums_.as<float>(), head_squares_.as<float>()};
+    feed = {head_x_.as<uint16_t>(), head_squares_.as<float>()};
     const StreamArgs from{stream(), views().final_norm, feed, dims_.hidden};
     LILY_TRY_VOID(check(launch_prepare(from, rows_of, rows, queue_), "the feed of the head"));
   }

@@ -16,6 +16,7 @@ constexpr uint32_t kTokens = 16;
 constexpr uint32_t kRow = kHeadDim * 2 + 16;  // bytes of a row of keys or values in shared memory
 constexpr uint32_t kHalfStage = kTokens * kRow;
 constexpr uint32_t kStages = 2;
+constexpr uint32_t kMostWarps = 4;
 constexpr uint32_t kWarpBytes = kStages * 2 * kHalfStage;
 constexpr uint32_t kQueryBytes = kHeads * kRow;
 constexpr uint32_t kEach = kHeadDim / 32;                     // values of a head in a lane
@@ -162,29 +163,44 @@ __device__ __forceinline__ void put_seen(Seen& seen, float* to) {
   }
 }
 
-// The warps' results to one, to memory.
+// The warps' results to one, to memory: the threads of a head go over its values.
 __device__ __forceinline__ void merge_warps(const AttendArgs& a, const uint8_t* of_warps, uint32_t row,
                                             uint32_t kv_head, uint32_t split) {
   const uint32_t warps = blockDim.x / 32;
+  const uint32_t threads = blockDim.x / kHeads;
+  const uint32_t head = threadIdx.x / threads;
   const auto of = [&](uint32_t warp) { return reinterpret_cast<const float*>(of_warps + warp * kWarpBytes); };
-  for (uint32_t i = threadIdx.x; i < kHeads * kHeadDim; i += blockDim.x) {
-    const uint32_t head = i / kHeadDim;
-    float largest = -INFINITY;
-    for (uint32_t w = 0; w < warps; ++w) {
-      largest = fmaxf(largest, of(w)[kHeads * kHeadDim + head]);
+  float factor[kMostWarps];
+  float largest = -INFINITY;
+#pragma unroll
+  for (uint32_t w = 0; w < kMostWarps; ++w) {
+    factor[w] = w < warps ? of(w)[kHeads * kHeadDim + head] : -INFINITY;
+    largest = fmaxf(largest, factor[w]);
+  }
+  float sum = 0;
+#pragma unroll
+  for (uint32_t w = 0; w < kMostWarps; ++w) {
+    factor[w] = exp2f(factor[w] - largest);
+    sum = w < warps ? fmaf(factor[w], of(w)[kHeads * kHeadDim + kHeads + head], sum) : sum;
+  }
+  const size_t place = (size_t{row} * a.dims.q_heads + kv_head * kHeads + head) * kMaxSplits + split;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x % threads; i < kHeadDim / 4; i += threads) {
+    float4 value = make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (uint32_t w = 0; w < kMostWarps; ++w) {
+      if (w < warps) {
+        const float4 v = reinterpret_cast<const float4*>(of(w) + head * kHeadDim)[i];
+        value.x = fmaf(factor[w], v.x, value.x);
+        value.y = fmaf(factor[w], v.y, value.y);
+        value.z = fmaf(factor[w], v.z, value.z);
+        value.w = fmaf(factor[w], v.w, value.w);
+      }
     }
-    float value = 0;
-    float sum = 0;
-    for (uint32_t w = 0; w < warps; ++w) {
-      const float factor = exp2f(of(w)[kHeads * kHeadDim + head] - largest);
-      value = fmaf(factor, of(w)[i], value);
-      sum = fmaf(factor, of(w)[kHeads * kHeadDim + kHeads + head], sum);
-    }
-    const size_t place = (size_t{row} * a.dims.q_heads + kv_head * kHeads + head) * kMaxSplits + split;
-    a.partial[place * kHeadDim + i % kHeadDim] = value;
-    if (i % kHeadDim == 0) {
-      reinterpret_cast<float2*>(a.partial_ml)[place] = make_float2(largest, sum);
-    }
+    reinterpret_cast<float4*>(a.partial + place * kHeadDim)[i] = value;
+  }
+  if (threadIdx.x % threads == 0) {
+    reinterpret_cast<float2*>(a.partial_ml)[place] = make_float2(largest, sum);
   }
 }
 
@@ -211,73 +227,107 @@ __device__ __forceinline__ void load_queries(uint32_t (&q)[16][2], uint8_t* shar
   }
 }
 
-__global__ void __launch_bounds__(128) attend_kernel(AttendArgs a) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t warp = threadIdx.x / 32;
-  const uint32_t warps = blockDim.x / 32;
-  const uint32_t split = blockIdx.x;
-  const uint32_t kv_head = blockIdx.y;
-  const uint32_t row = blockIdx.z;
-  const RowPlace place = place_of(a, row);
-  const uint32_t length = place.position + 1;
-  const uint32_t each = split_tokens(length);
-  const uint32_t begin = split * each;
-  if (begin >= length) {
-    wait_for_predecessors();
-    start_successors();
-    return;
+// One split of a row and key-value head.
+struct Part {
+  RowPlace place;
+  uint32_t row, kv_head, split;
+  uint32_t begin, end;  // tokens
+};
+
+// A warp's tiles of a split, through its stages of shared memory.
+class Tiles {
+ public:
+  __device__ __forceinline__ Tiles(const AttendArgs& a, const Part& part, uint8_t* own)
+      : part_(part),
+        own_(own),
+        keys_(page_offset(a.dims, a.layer, 0, part.kv_head)),
+        values_(page_offset(a.dims, a.layer, 1, part.kv_head)) {}
+  __device__ __forceinline__ uint32_t first_token(uint32_t i) const {
+    return part_.begin + (i * (blockDim.x / 32) + threadIdx.x / 32) * kTokens;
   }
-  const uint32_t end = min(begin + each, length);
-  uint8_t* const own = shared + kQueryBytes + warp * kWarpBytes;
-  const uint64_t key_plane = page_offset(a.dims, a.layer, 0, kv_head);
-  const uint64_t value_plane = page_offset(a.dims, a.layer, 1, kv_head);
-  const auto first_token = [&](uint32_t i) { return begin + (i * warps + warp) * kTokens; };
-  const auto fetch = [&](uint32_t i) {
-    const uint32_t token = first_token(i);
-    if (token < end) {
-      const uint16_t* const page = place.segment.pages[token / kPageTokens];
-      uint8_t* const to = own + (i % kStages) * 2 * kHalfStage + lane * 16;
+  __device__ __forceinline__ uint32_t fetched() const { return fetched_; }
+  __device__ __forceinline__ const uint8_t* stage(uint32_t i) const {
+    return own_ + (i % kStages) * 2 * kHalfStage;
+  }
+  __device__ __forceinline__ void fetch() {
+    const uint32_t token = first_token(fetched_);
+    const uint32_t lane = threadIdx.x & 31;
+    if (token < part_.end) {
+      const uint16_t* const page = part_.place.segment.pages[token / kPageTokens];
+      uint8_t* const to = own_ + (fetched_ % kStages) * 2 * kHalfStage + lane * 16;
       const uint64_t offset = uint64_t{token % kPageTokens} * kHeadDim + lane * 8;
 #pragma unroll 4
       for (uint32_t t = 0; t < kTokens; ++t) {
-        const bool present = token + t < end;
-        copy_or_clear(to + t * kRow, page + key_plane + offset + t * kHeadDim, present);
-        copy_or_clear(to + kHalfStage + t * kRow, page + value_plane + offset + t * kHeadDim, present);
+        const bool present = token + t < part_.end;
+        copy_or_clear(to + t * kRow, page + keys_ + offset + t * kHeadDim, present);
+        copy_or_clear(to + kHalfStage + t * kRow, page + values_ + offset + t * kHeadDim, present);
       }
     }
     commit_copies();
-  };
-  // Tiles without a row of this pass can be fetched at once.
-  uint32_t fetched = 0;
-  while (a.single != 0 && fetched < kStages && first_token(fetched) + kTokens <= place.position) {
-    fetch(fetched++);
+    ++fetched_;
   }
 
-  wait_for_predecessors();
-  start_successors();
-  if (a.single != 0 && end == length && warp == 0) {
-    write_key_value(a, place, row, kv_head);
+ private:
+  const Part& part_;
+  uint8_t* const own_;
+  const uint64_t keys_, values_;
+  uint32_t fetched_ = 0;
+};
+
+// The block's part of one split. `first`: nothing of the pass has been waited for yet.
+__device__ __forceinline__ void attend_part(const AttendArgs& a, uint8_t* shared, const Part& part,
+                                            bool first) {
+  const uint32_t warp = threadIdx.x / 32;
+  uint8_t* const own = shared + kQueryBytes + warp * kWarpBytes;
+  Tiles tiles(a, part, own);
+  if (first) {
+    // Tiles without a row of this pass can be fetched at once.
+    while (a.single != 0 && tiles.fetched() < kStages &&
+           tiles.first_token(tiles.fetched()) + kTokens <= part.place.position) {
+      tiles.fetch();
+    }
+    wait_for_predecessors();
   }
-  uint32_t q[16][2];
-  load_queries(q, shared, a, row, kv_head, place.position);  // has a barrier: the key and value are written
-  while (fetched < kStages) {
-    fetch(fetched++);
+  if (a.single != 0 && part.end == part.place.position + 1 && warp == 0) {
+    write_key_value(a, part.place, part.row, part.kv_head);
+  }
+  uint32_t q[16][2];  // has a barrier: the key and value are written
+  load_queries(q, shared, a, part.row, part.kv_head, part.place.position);
+  while (tiles.fetched() < kStages) {
+    tiles.fetch();
   }
   Seen seen = {{-INFINITY, -INFINITY}, {0, 0}, {}};
-  for (uint32_t i = 0; first_token(i) < end; ++i) {
+#pragma unroll 1
+  for (uint32_t i = 0; tiles.first_token(i) < part.end; ++i) {
     wait_copies<kStages - 1>();
     __syncwarp();
-    const uint8_t* const stage = own + (i % kStages) * 2 * kHalfStage;
-    see_tile(seen, stage, stage + kHalfStage, q, end - first_token(i));
+    see_tile(seen, tiles.stage(i), tiles.stage(i) + kHalfStage, q, part.end - tiles.first_token(i));
     __syncwarp();
-    fetch(fetched++);
+    tiles.fetch();
   }
   wait_copies<0>();
   __syncwarp();
   put_seen(seen, reinterpret_cast<float*>(own));
   __syncthreads();
-  merge_warps(a, shared + kQueryBytes, row, kv_head, split);
+  merge_warps(a, shared + kQueryBytes, part.row, part.kv_head, part.split);
+}
+
+__global__ void __launch_bounds__(kMostWarps * 32) attend_kernel(AttendArgs a) {
+  extern __shared__ __align__(128) uint8_t shared[];
+  start_successors();
+  Part part;
+  part.row = blockIdx.z;
+  part.kv_head = blockIdx.y;
+  part.place = place_of(a, part.row);
+  const uint32_t length = part.place.position + 1;
+  const uint32_t each = split_tokens(length);
+#pragma unroll 1
+  for (part.split = blockIdx.x; part.split * each < length; part.split += gridDim.x) {
+    part.begin = part.split * each;
+    part.end = min(part.begin + each, length);
+    attend_part(a, shared, part, part.split == blockIdx.x);
+    __syncthreads();
+  }
 }
 
 // Keys and values of all rows, where a launch has several rows of a segment.
@@ -300,8 +350,8 @@ __global__ void __launch_bounds__(kHeadDim) combine_kernel(AttendArgs a) {
   const uint32_t each = split_tokens(length);
   const uint32_t splits = (length + each - 1) / each;
   const size_t first = (size_t{row} * a.dims.q_heads + head) * kMaxSplits;
-  wait_for_predecessors();
   start_successors();
+  wait_for_predecessors();
   const float gate = load_l2(a.mixed + size_t{row} * a.ld + head * 2 * kHeadDim + kHeadDim + dim);
   if (dim < 32) {
     float2 ml[kMaxSplits / 32];
@@ -337,19 +387,15 @@ __global__ void __launch_bounds__(kHeadDim) combine_kernel(AttendArgs a) {
   }
   const uint16_t bits = to_bf16(value / total * sigmoid(gate));
   const uint32_t input = head * kHeadDim + dim;
-  const uint32_t width = q_width(a.dims);
-  a.out.x[size_t{row} * width + fragment_position(input)] = bits;
-  const float sum = sum_lanes<kFeedBlock>(from_bf16(bits));
-  if (dim % kFeedBlock == 0) {
-    a.out.sums[size_t{row} * (width / kFeedBlock) + input / kFeedBlock] = sum;
-  }
+  a.out.x[size_t{row} * q_width(a.dims) + fragment_position(input)] = bits;
 }
 
 }  // namespace
 
-int allow_shared_memory_attend(uint32_t bytes) {
-  return cudaFuncSetAttribute(attend_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                              static_cast<int>(bytes));
+int prepare_attend(uint32_t bytes) {
+  int e = prepare_kernel(attend_kernel, bytes);
+  e = e != 0 ? e : prepare_kernel(combine_kernel, 0);
+  return e != 0 ? e : prepare_kernel(write_key_value_kernel, 0);
 }
 
 int launch_attend(const AttendArgs& args, Stream queue) {
@@ -364,7 +410,8 @@ int launch_attend(const AttendArgs& args, Stream queue) {
     config.blockDim = dim3(32);
     e = launch_dependent(write_key_value_kernel, config, args);
   }
-  config.gridDim = dim3(kMaxSplits, args.dims.kv_heads, args.rows);
+  // As many blocks as two key-value heads of one row can use; of several rows each takes several splits.
+  config.gridDim = dim3((kMaxSplits + args.rows - 1) / args.rows, args.dims.kv_heads, args.rows);
   config.blockDim = dim3(args.warps * 32);
   config.dynamicSmemBytes = kQueryBytes + args.warps * kWarpBytes;
   e = e != 0 ? e : launch_dependent(attend_kernel, config, args);

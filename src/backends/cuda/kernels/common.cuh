@@ -12,9 +12,10 @@ inline constexpr float kEps = 1e-6f;
 inline constexpr unsigned kAll = 0xffffffffu;
 
 // ---- Programmatic dependent launch ----------------------------------------------------------------------
-// A kernel first fetches what does not depend on the kernels before it (weights, states of earlier passes),
-// then waits for them, and only then lets the next kernel start. So what runs before the wait of kernel n may
-// read what kernel n-2 and earlier ones wrote: they are complete.
+// A kernel lets the next one start at once, fetches what does not depend on the kernels before it (weights,
+// states of earlier passes), and then waits for them, and so for all kernels before those. What a kernel of
+// the same pass writes cannot be relied on before that wait. The one exception is the routing, which gate_up
+// publishes while it is at work (routing.cuh).
 __device__ __forceinline__ void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -45,6 +46,19 @@ int launch_dependent(void (*kernel)(Args), const cudaLaunchConfig_t& config, con
   return cudaLaunchKernelEx(&with, kernel, args);
 }
 
+// Lets a kernel have `bytes` of dynamic shared memory, and asks for as much as there is on its
+// multiprocessor: a kernel can only begin beside the one before it where both want the same division of
+// shared memory and L1.
+template <class Args>
+int prepare_kernel(void (*kernel)(Args), uint32_t bytes) {
+  const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                             cudaSharedmemCarveoutMaxShared);
+  return e != cudaSuccess || bytes == 0
+             ? e
+             : cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    static_cast<int>(bytes));
+}
+
 // ---- Asynchronous copies to shared memory ---------------------------------------------------------------
 __device__ __forceinline__ uint32_t shared_address(const void* p) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(p));
@@ -57,37 +71,62 @@ template <int kPending>
 __device__ __forceinline__ void wait_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
-// The same for a number that is known when the kernel runs: at most 8.
-__device__ __forceinline__ void wait_copies_but(uint32_t pending) {
-  switch (pending) {
-    case 0:
-      wait_copies<0>();
-      break;
-    case 1:
-      wait_copies<1>();
-      break;
-    case 2:
-      wait_copies<2>();
-      break;
-    case 3:
-      wait_copies<3>();
-      break;
-    case 4:
-      wait_copies<4>();
-      break;
-    case 5:
-      wait_copies<5>();
-      break;
-    case 6:
-      wait_copies<6>();
-      break;
-    case 7:
-      wait_copies<7>();
-      break;
-    default:
-      wait_copies<8>();
-      break;
+// ---- Barriers in shared memory, and the copies that complete them ----------------------------------------
+// A warp copies to shared memory and waits for it by a barrier: where the device can, one thread starts one
+// copy of the whole block.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+inline constexpr uint32_t kCopyArrivals = 1;
+#else
+inline constexpr uint32_t kCopyArrivals = 32;
+#endif
+// To be used by copy_block(); the warp must pass a __syncwarp() before it does.
+__device__ __forceinline__ void init_copy_barrier(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(kCopyArrivals)
+               : "memory");
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// One warp; kBytes is a multiple of 16.
+template <uint32_t kBytes>
+__device__ __forceinline__ void copy_block(uint8_t* to, const uint8_t* from, uint64_t* barrier,
+                                           uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(kBytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(kBytes), "r"(shared_address(barrier))
+        : "memory");
   }
+#else
+#pragma unroll
+  for (uint32_t at = 0; at < kBytes; at += 512) {
+    if (at + 512 <= kBytes || at + lane * 16 < kBytes) {
+      copy_async(to + at + lane * 16, from + at + lane * 16);
+    }
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+#if __CUDA_ARCH__ >= 900
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#endif
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
 }
 
 // ---- Loads of what another kernel has written: past L1, which may hold older bytes -----------------------
@@ -99,6 +138,7 @@ __device__ __forceinline__ int32_t load_l2(const int32_t* p) { return __ldcg(p);
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 
 // ---- Tensor instructions --------------------------------------------------------------------------------
+// c += a b
 __device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
                                     uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"

@@ -1,23 +1,20 @@
-// Kernels for few rows: every weight is read once for a group of kGroupRows rows. Launch functions return 0
-// or a cudaError_t; nothing waits. Where `rows` is an argument, rows are those of the launch, in groups of
-// kGroupRows.
+// Kernels for few rows: every weight is read once for all rows of a launch. Launch functions return 0 or a
+// cudaError_t; nothing waits.
 #pragma once
 
 #include "backends/cuda/kernel_args.h"
 
 namespace lily::cuda {
 
-inline constexpr uint32_t kGroupRows =
-    8;  // rows that share one reading of the weights: the columns of mma.m16n8k16
+inline constexpr uint32_t kGroupRows = 8;   // columns of mma.m16n8k16
 inline constexpr uint32_t kSmallRows = 32;  // most rows of a launch
 inline constexpr uint32_t kMaxSplits = 64;  // parts of a context in attention
 inline constexpr uint32_t kFeedBlock = 16;  // inputs per partial sum of a feed
 
 // What a product reads: activations in fragment order (kernels/common.cuh) and, per kFeedBlock inputs, the
-// sum of the bf16 values and the sum of squares of what the norm divides by.
+// sum of squares of what the norm divides by.
 struct Feed {
   uint16_t* x;     // [rows][inputs]
-  float* sums;     // [rows][inputs / kFeedBlock]
   float* squares;  // [rows][inputs / kFeedBlock]
 };
 
@@ -65,6 +62,7 @@ struct DeltaStepArgs {
   Feed out;            // value_width inputs; squares are of the heads before their norm
   uint32_t first_row;  // of the launch in the stream: segments count rows from there
   uint32_t single;     // every segment has one row: the step itself writes the convolution ring
+  uint32_t shared;     // bytes of dynamic shared memory, which it does not use: tuning.h
 };
 int launch_delta_step(const DeltaStepArgs& args, Stream queue);
 
@@ -90,6 +88,15 @@ struct AttendArgs {
 };
 int launch_attend(const AttendArgs& args, Stream queue);
 
+// The routing of a launch of gate_up, for down: words in memory, and the mark that they are those of `tag`.
+// Tags of launches that follow one another differ.
+inline constexpr uint32_t kPublishedBytes = 8 * 1024;
+struct Published {
+  uint32_t* words;  // kPublishedBytes
+  uint32_t* mark;
+  uint32_t tag;
+};
+
 // Experts. Router logits: [rows][ld_router], experts + 1 of them (the last is the gate of the shared expert).
 struct ExpertArgs {
   Dims dims;
@@ -99,9 +106,9 @@ struct ExpertArgs {
   uint32_t rows;
   Feed feed;    // gate_up: of the stream
   uint16_t* h;  // [rows][kUses][ffn], fragment order; a row's experts in ascending order, then the shared one
-  float* h_sums;           // [rows][kUses][ffn / 8]
   uint32_t* experts_used;  // bits of the layer
-  StreamArgs to;           // down
+  Published routing;
+  StreamArgs to;  // down
   uint32_t stages;
   uint32_t blocks;
   uint32_t shared;
@@ -132,14 +139,16 @@ int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows,
 // Table of cosines and sines for positions below `positions`: [positions][kRotaryDim / 2]{cos, sin}.
 int launch_rotary(float* table, const float* frequencies, uint32_t positions, Stream queue);
 
-// Sizes of dynamic shared memory for the launches above, for `rows` rows of one group.
-uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
-uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
+// Sizes of dynamic shared memory for the launches above.
+uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks);
+uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks);
 uint32_t down_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
 
-// Must be called once for the device before the first launch: raises the limits of shared memory.
-int allow_shared_memory_project(uint32_t bytes);
-int allow_shared_memory_experts(uint32_t bytes);
-int allow_shared_memory_attend(uint32_t bytes);
+// To be called once for the device before the first launch; `bytes` is the most shared memory of a block.
+int prepare_project(uint32_t bytes);
+int prepare_experts(uint32_t bytes);
+int prepare_attend(uint32_t bytes);
+int prepare_delta_step(uint32_t bytes);
+int prepare_stream();
 
 }  // namespace lily::cuda

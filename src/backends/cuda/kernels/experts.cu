@@ -1,423 +1,464 @@
-// The mixture of experts for few rows: routing is worked out by every block from the router's logits, then
-//   gate_up: h = silu(gate x) * (up x) of the experts that the rows of a group chose, and of the shared one;
+// The mixture of experts for few rows:
+//   gate_up: h = silu(gate x) * (up x) of the experts that the rows chose, and of the shared one;
 //   down:    stream += the sum over a row's experts, in ascending order, of weight * (down h), then the
-//   shared one.
-// An expert's weights are read once for the rows of a group. What a row adds up does not depend on the
-// others: an expert that it did not choose contributes exact zeros.
+//            shared one.
+// The columns of a product are the rows that chose the expert, so that its weights are read once for eight of
+// them. What a row adds up depends neither on its column nor on who else is there.
+#include "backends/cuda/kernels/routing.cuh"
 #include "backends/cuda/kernels/tiles.cuh"
 
 namespace lily::cuda {
 namespace {
 
-constexpr uint32_t kMostExperts = 256;
-constexpr uint32_t kMostList = kGroupRows * kTopK + 1;
-constexpr uint32_t kAbsent = 0xff;
-
-// The experts of a group of rows, in shared memory.
-struct Routing {
-  uint32_t mask[kMostExperts];           // rows that chose the expert
-  int32_t ids[kGroupRows][kTopK];        // ascending
-  float weights[kGroupRows][kUses];      // of the sum; the last is the shared expert's
-  uint32_t count;                        // of the list
-  uint32_t list[kMostList];              // experts that any row chose, ascending; then the shared one
-  float factors[kMostList][kGroupRows];  // weight of the expert in the row's sum, 0 if not chosen
-  uint8_t slots[kMostList][kGroupRows];  // its place among the row's experts, or kAbsent
-};
-
-// Order of floats as unsigned integers.
-__device__ __forceinline__ uint32_t ordered(float x) {
-  const uint32_t bits = __float_as_uint(__fadd_rn(x, 0.0f));  // -0 is 0
-  return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-}
-
-// The kTopK largest logits of one row, equal ones by lower index; one warp. Leaves ids ascending.
-__device__ void choose(Routing& r, const float* logits, uint32_t experts, uint32_t row) {
-  constexpr uint32_t kEach = kMostExperts / 32;
-  const uint32_t lane = threadIdx.x & 31;
-  float value[kEach];
-  uint32_t key[kEach];
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) {
-    const uint32_t expert = i * 32 + lane;
-    value[i] = expert < experts ? load_l2(logits + expert) : 0;
-    key[i] = expert < experts ? max(ordered(value[i]), 1u) : 0;
-  }
-  const float shared_gate = load_l2(logits + experts);
-  float mine = 0;  // lane i: the i-th largest
-  uint32_t id = 0;
-  for (uint32_t rank = 0; rank < kTopK; ++rank) {
-    uint32_t best = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      best = max(best, key[i]);
-    }
-    best = __reduce_max_sync(kAll, best);
-    uint32_t index = ~0u;
-    float at = 0;
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      if (key[i] == best && index == ~0u) {
-        index = i * 32 + lane;
-        at = value[i];
-      }
-    }
-    const uint32_t lowest = __reduce_min_sync(kAll, index);
-    at = __shfl_sync(kAll, at, lowest % 32);
-#pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      if (i * 32 + lane == lowest) {
-        key[i] = 0;
-      }
-    }
-    if (lane == rank) {
-      mine = at;
-      id = lowest;
-    }
-  }
-  const float largest = __shfl_sync(kAll, mine, 0);
-  const float mass = __expf(mine - largest);
-  float total = 0;
-  uint32_t slot = 0;
-  for (uint32_t i = 0; i < kTopK; ++i) {
-    total += __shfl_sync(kAll, mass, i);
-    slot += __shfl_sync(kAll, id, i) < id ? 1 : 0;
-  }
-  if (lane < kTopK) {
-    r.ids[row][slot] = static_cast<int32_t>(id);
-    r.weights[row][slot] = mass / total;
-    atomicOr(&r.mask[id], 1u << row);
-  } else if (lane == kTopK) {
-    r.weights[row][kTopK] = sigmoid(shared_gate);
-  }
-}
-
-// All threads of the block call; at least eight warps.
-__device__ void route(Routing& r, const float* router, uint32_t ld, uint32_t experts, uint32_t rows) {
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t warp = threadIdx.x / 32;
-  for (uint32_t i = threadIdx.x; i < kMostExperts; i += blockDim.x) {
-    r.mask[i] = 0;
-  }
-  __syncthreads();
-  if (warp < rows) {
-    choose(r, router + size_t{warp} * ld, experts, warp);
-  }
-  __syncthreads();
-  if (warp == 0) {
-    uint32_t count = 0;
-    for (uint32_t base = 0; base < experts; base += 32) {
-      const bool chosen = r.mask[base + lane] != 0;
-      const uint32_t ballot = __ballot_sync(kAll, chosen);
-      if (chosen) {
-        r.list[count + __popc(ballot & ((1u << lane) - 1))] = base + lane;
-      }
-      count += __popc(ballot);
-    }
-    if (lane == 0) {
-      r.list[count] = experts;
-      r.count = count + 1;
-    }
-  }
-  __syncthreads();
-  for (uint32_t i = threadIdx.x; i < r.count * kGroupRows; i += blockDim.x) {
-    const uint32_t at = i / kGroupRows;
-    const uint32_t row = i % kGroupRows;
-    uint32_t slot = kAbsent;
-    if (row < rows) {
-      if (at + 1 == r.count) {
-        slot = kTopK;
-      } else {
-        for (uint32_t k = 0; k < kTopK; ++k) {
-          slot = r.ids[row][k] == static_cast<int32_t>(r.list[at]) ? k : slot;
-        }
-      }
-    }
-    r.slots[at][row] = static_cast<uint8_t>(slot);
-    r.factors[at][row] = slot == kAbsent ? 0 : r.weights[row][slot];
-  }
-  __syncthreads();
-}
-
-__host__ __device__ inline uint32_t align128(uint32_t bytes) { return (bytes + 127) / 128 * 128; }
-constexpr uint32_t kRoutingBytes = (sizeof(Routing) + 127) / 128 * 128;
-
 // ---- gate_up --------------------------------------------------------------------------------------------
+// A unit is 16 outputs of one entry: eight of gate and the same eight of up. Its inputs are cut into parts of
+// kPartTiles tiles whose sums are added in order: by one warp after the other's, or for few rows by a warp
+// for each part, which gives the same bits.
 constexpr uint32_t kEnterWarps = 16;
-constexpr uint32_t kPartBytes = 32 * 1024;
-constexpr uint32_t kMostUnits = 8;
+constexpr uint32_t kPartTiles = 4;
+constexpr uint32_t kSplitRows = 2;   // most rows whose units are shared by warps
+constexpr uint32_t kRouteWarps = 8;  // find out where the rows go while the others bring the inputs
 
 struct EnterLayout {
-  uint32_t splits, groups, units;
-  uint32_t routing, columns, sums, scales, part, total;
+  uint32_t barriers, routing, columns, sums, scales, part, total;
 };
-__host__ __device__ inline EnterLayout enter_layout(uint32_t ring, uint32_t k_tiles, uint32_t rows) {
+__host__ __device__ inline bool splits_units(uint32_t rows) { return rows <= kSplitRows; }
+__host__ __device__ inline EnterLayout enter_layout(const PackedMatrix& w, uint32_t stages, uint32_t rows,
+                                                    uint32_t blocks) {
+  const uint32_t inputs = w.k_tiles * kTileCols;
+  const uint32_t parts = w.k_tiles / kPartTiles;
+  const uint32_t units = ((rows * kTopK + 1) * w.row_blocks + blocks - 1) / blocks;  // most of a block
   EnterLayout l;
-  const uint32_t inputs = k_tiles * kTileCols;
-  l.splits = k_tiles < kEnterWarps ? k_tiles : kEnterWarps;
-  l.groups = kEnterWarps / l.splits;
-  uint32_t units = kPartBytes / (l.splits * rows * kTileRows * 4);
-  units = units > kMostUnits ? kMostUnits : units;
-  l.units = units < l.groups ? l.groups : units / l.groups * l.groups;
-  l.routing = ring;
+  l.barriers = kEnterWarps * stages * kPartTiles * w.tile_bytes;
+  l.routing = l.barriers + ring_barrier_bytes(kEnterWarps);
   l.columns = l.routing + kRoutingBytes;
-  l.sums = align128(l.columns + rows * column_stride(inputs));
-  l.scales = l.sums + inputs / 32 * kGroupRows * 4;
-  l.part = align128(l.scales + kGroupRows * 4);
-  l.total = l.part + l.units * l.splits * rows * kTileRows * 4;
+  l.sums = l.columns + align128(rows * (inputs * 2 + 16));
+  l.scales = l.sums + align128(rows * (w.k_tiles * (w.wide != 0 ? 2 : 1) * 4 + 16));
+  l.part = l.scales + align128(kSmallRows * 4);
+  l.total = l.part + (splits_units(rows) ? units * parts * 512 : 0);
   return l;
 }
 
-// Units of a group of rows: the blocks of the shared expert, whose weights are known to be needed before the
-// routing is, then those of the list.
-struct Unit {
-  uint32_t at;     // in the list
-  uint32_t block;  // of 16 outputs: eight of gate, eight of up
-};
-__device__ __forceinline__ Unit unit_of(uint32_t index, uint32_t blocks, uint32_t count) {
-  const uint32_t which = index / blocks;
-  return {which == 0 ? count - 1 : which - 1, index % blocks};
-}
+// The inputs of all rows in shared memory and their sums over tiles, or over half tiles where these have
+// scales of their own. Behind the last row is one of zeros, for columns that are absent. Rows are 16 bytes
+// longer than they need be, which keeps reads of neighbours free of bank conflicts.
+template <class F, uint32_t kInputTiles>
+struct Rows {
+  static constexpr uint32_t kInputs = kInputTiles * kTileCols;
+  static constexpr uint32_t kStride = kInputs * 2 + 16;
+  static constexpr uint32_t kOfTile = F::kWide ? 2 : 1;
+  static constexpr uint32_t kSums = kInputTiles * kOfTile + 4;  // floats of a row
+  uint8_t* columns;
+  float* sums;
+  uint32_t rows;
 
-// Units [first, first + count) of a block, whose partial results are complete.
-struct Epoch {
-  const float* part;
-  const float* scales;
-  uint32_t first, count;
-};
-__device__ __forceinline__ void finish_gate_up(const ExpertArgs& a, const Routing& r, const EnterLayout& l,
-                                               uint32_t rows, const Epoch& epoch) {
-  const float* const part = epoch.part;
-  const float* const scales = epoch.scales;
-  const uint32_t unit0 = epoch.first;
-  const uint32_t count = epoch.count;
-  const uint32_t first_row = blockIdx.y * kGroupRows;
-  const uint32_t work = count * rows * 8;
-  const uint32_t ffn = a.dims.ffn;
-  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += blockDim.x) {
-    const uint32_t j = i % 8;
-    const uint32_t row = i / 8 % rows;
-    const uint32_t u = i / 8 / rows;
-    float h = 0;
-    size_t use = 0;
-    uint32_t block = 0;
-    bool active = false;
-    if (i < work) {
-      const Unit unit = unit_of(blockIdx.x + (unit0 + u) * gridDim.x, a.w.row_blocks, r.count);
-      const uint32_t slot = r.slots[unit.at][row];
-      block = unit.block;
-      if (slot != kAbsent) {
-        active = true;
-        use = size_t{first_row + row} * kUses + slot;
-        const float* of_unit = part + size_t{u} * l.splits * rows * kTileRows;
-        const float gate = scales[row] * sum_partials(of_unit, l.splits, rows, row, j);
-        const float up = scales[row] * sum_partials(of_unit, l.splits, rows, row, j + 8);
-        const uint16_t bits = to_bf16(silu(gate) * up);
-        h = from_bf16(bits);
-        a.h[use * ffn + fragment_position(block * 8 + j)] = bits;
+  // By `threads` threads; `thread` is this one's number among them.
+  __device__ __forceinline__ void load(const uint16_t* x, uint32_t thread, uint32_t threads) const {
+    constexpr uint32_t kChunks = kInputs / 8;  // of 16 bytes; a lane of mma has two, a tile eight
+    static_assert(kChunks % 32 == 0);
+    for (uint32_t i = thread; i < rows * kChunks; i += threads) {
+      const uint32_t row = i / kChunks;
+      const uint32_t chunk = i % kChunks;
+      const uint4 v = load_l2(reinterpret_cast<const uint4*>(x) + i);
+      *reinterpret_cast<uint4*>(columns + row * kStride + chunk * 16) = v;
+      // The first chunk of a lane has the steps of the first half, the second those of the second.
+      float sum = ((low_bf16(v.x) + high_bf16(v.x)) + (low_bf16(v.y) + high_bf16(v.y))) +
+                  ((low_bf16(v.z) + high_bf16(v.z)) + (low_bf16(v.w) + high_bf16(v.w)));
+      sum += __shfl_xor_sync(kAll, sum, 2);
+      sum += __shfl_xor_sync(kAll, sum, 4);
+      if (!F::kWide) {
+        sum += __shfl_xor_sync(kAll, sum, 1);
+      }
+      if (chunk % 8 < kOfTile) {
+        sums[row * kSums + chunk / 8 * kOfTile + chunk % 8] = sum;
       }
     }
-    const float sum = sum_lanes<8>(h);
-    if (active && j == 0) {
-      a.h_sums[use * (ffn / 8) + block] = sum;
+  }
+  // Row of a column of an entry; any where the column is absent.
+  __device__ __forceinline__ uint32_t row_of(const Entry& entry, uint32_t column) const {
+    return min(uint32_t{entry.rows[column]}, rows - 1);
+  }
+  __device__ __forceinline__ Column column(uint32_t row, uint32_t tile, uint32_t lane) const {
+    const uint4* const from =
+        reinterpret_cast<const uint4*>(columns + row * kStride + tile * 128 + (lane & 3) * 32);
+    return column_of(from[0], from[1]);
+  }
+  // Sums of a row over the tiles of a part.
+  struct PartSums {
+    float4 of[kOfTile];
+    __device__ __forceinline__ float at(uint32_t i) const {
+      const float4& four = of[i / 4];
+      return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
+    }
+  };
+  __device__ __forceinline__ PartSums part_sums(uint32_t row, uint32_t part) const {
+    PartSums p;
+#pragma unroll
+    for (uint32_t i = 0; i < kOfTile; ++i) {
+      p.of[i] = reinterpret_cast<const float4*>(sums + row * kSums)[part * kOfTile + i];
+    }
+    return p;
+  }
+};
+
+// A unit and what its columns are.
+struct Unit {
+  const Entry* entry;
+  uint32_t block;  // of 16 outputs
+};
+__device__ __forceinline__ Unit unit_of(const Routing& r, const PackedMatrix& w, uint32_t index) {
+  const uint32_t shift = 31 - __clz(w.row_blocks);  // a power of two
+  return {&r.entries[index >> shift], index & (w.row_blocks - 1)};
+}
+
+// The parts of units in the order in which a warp works on them: warps take turns over the parts of the
+// block's units, or over the units.
+template <uint32_t kParts, bool kSplit>
+struct Turn {
+  static_assert(kEnterWarps % kParts == 0);
+  uint32_t unit, part;
+  __device__ __forceinline__ explicit Turn(uint32_t warp)
+      : unit(blockIdx.x + (kSplit ? warp / kParts : warp) * gridDim.x), part(kSplit ? warp % kParts : 0) {}
+  __device__ __forceinline__ void next() {
+    if constexpr (kSplit) {
+      unit += kEnterWarps / kParts * gridDim.x;
+    } else {
+      part = part + 1 == kParts ? 0 : part + 1;
+      unit += part == 0 ? kEnterWarps * gridDim.x : 0;
+    }
+  }
+};
+
+// silu(gate) * up of the lane's columns, to memory.
+__device__ __forceinline__ void finish_unit(const ExpertArgs& a, const float* scales, const Unit& unit,
+                                            const float (&f)[4]) {
+  const uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+  for (uint32_t c = 0; c < 2; ++c) {
+    const uint32_t column = (lane & 3) * 2 + c;
+    const uint32_t row = unit.entry->rows[column];
+    if (row != kAbsent) {
+      const size_t use = row * kUses + unit.entry->slots[column];
+      const float h = silu(scales[row] * f[c]) * (scales[row] * f[c + 2]);
+      a.h[use * a.dims.ffn + fragment_position(unit.block * 8 + (lane >> 2))] = to_bf16(h);
     }
   }
 }
 
-template <class F, int kTiles>
-__global__ void __launch_bounds__(kEnterWarps * 32) gate_up_kernel(ExpertArgs a) {
+template <class F, uint32_t kInputTiles>
+__device__ __forceinline__ void add_part(float (&f)[4], const uint8_t* stage,
+                                         const Rows<F, kInputTiles>& inputs, const Entry& entry,
+                                         uint32_t part) {
+  static_assert(kPartTiles == 4);
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t row = inputs.row_of(entry, lane >> 2);
+  const auto first = inputs.part_sums(inputs.row_of(entry, (lane & 3) * 2), part);
+  const auto second = inputs.part_sums(inputs.row_of(entry, (lane & 3) * 2 + 1), part);
+#pragma unroll
+  for (uint32_t i = 0; i < kPartTiles; ++i) {
+    ColumnSums<F> sums;
+#pragma unroll
+    for (uint32_t j = 0; j < Rows<F, kInputTiles>::kOfTile; ++j) {
+      const uint32_t at = i * Rows<F, kInputTiles>::kOfTile + j;
+      sums.part[j] = make_float2(first.at(at), second.at(at));
+    }
+    add_tile<F>(f, load_tile<F>(stage + i * F::kTileBytes, lane),
+                inputs.column(row, part * kPartTiles + i, lane), sums);
+  }
+}
+
+template <class F, uint32_t kInputTiles, bool kSplit>
+__global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
-  constexpr uint32_t kStage = kTiles * F::kTileBytes;
+  constexpr uint32_t kParts = kInputTiles / kPartTiles;
+  constexpr uint32_t kStage = kPartTiles * F::kTileBytes;
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
-  const uint32_t first_row = blockIdx.y * kGroupRows;
-  const uint32_t rows = min(a.rows - first_row, static_cast<uint32_t>(kGroupRows));
-  const uint32_t inputs = a.w.k_tiles * kTileCols;
-  const EnterLayout l = enter_layout(kEnterWarps * a.stages * kStage, a.w.k_tiles, rows);
-  const uint32_t s = warp % l.splits;
-  const uint32_t group = warp / l.splits;
+  const EnterLayout l = enter_layout(a.w, a.stages, a.rows, gridDim.x);
   Routing& r = *reinterpret_cast<Routing*>(shared + l.routing);
-
-  Ring<kStage> ring{shared + warp * a.stages * kStage, a.stages, lane};
-  const uint8_t* const own = a.w.tiles + size_t{s} * kTiles * F::kTileBytes;
-  const size_t block_bytes = size_t{a.w.k_tiles} * F::kTileBytes;
-  // The first unit of a block of threads may be the shared expert's.
-  const bool early = blockIdx.x + group * gridDim.x < a.w.row_blocks;
-  if (early) {
-    ring.fetch(own + a.dims.experts * a.w.matrix_bytes + (blockIdx.x + group * gridDim.x) * block_bytes);
-  }
-
-  float* const sums = reinterpret_cast<float*>(shared + l.sums);
-  clear_sums(sums, inputs);
-  wait_for_predecessors();
-  start_successors();  // down may read the logits before its own wait: they are complete now
+  const Rows<F, kInputTiles> inputs{shared + l.columns, reinterpret_cast<float*>(shared + l.sums), a.rows};
   float* const scales = reinterpret_cast<float*>(shared + l.scales);
   float* const part = reinterpret_cast<float*>(shared + l.part);
-  route(r, a.router + size_t{first_row} * a.ld_router, a.ld_router, a.dims.experts, rows);
-  const uint32_t all = r.count * a.w.row_blocks;
-  const uint32_t units = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-  const auto address = [&](uint32_t i) -> const uint8_t* {
-    if (i >= units) {
-      return nullptr;
+  Ring<kStage> ring{shared + warp * a.stages * kStage,
+                    reinterpret_cast<uint64_t*>(shared + l.barriers) + warp * kMostStages, a.stages};
+  ring.prepare(lane);
+  prepare_routing(r, a.dims.experts, a.rows);
+  __syncthreads();
+
+  using Turns = Turn<kParts, kSplit>;
+  Turns ahead(warp);
+  const auto fetch = [&](uint32_t end) {  // of units
+    if (ahead.unit >= end) {
+      return false;
     }
-    const Unit unit = unit_of(blockIdx.x + i * gridDim.x, a.w.row_blocks, r.count);
-    return own + r.list[unit.at] * a.w.matrix_bytes + unit.block * block_bytes;
+    const Unit unit = unit_of(r, a.w, ahead.unit);
+    const uint32_t tile = unit.block * kInputTiles + ahead.part * kPartTiles;
+    ring.fetch(a.w.tiles + unit.entry->expert * a.w.matrix_bytes + tile * F::kTileBytes, lane);
+    ahead.next();
+    return true;
   };
-  uint32_t fetched = group + (early ? l.groups : 0);
-  for (uint32_t i = early ? 1 : 0; i < a.stages; ++i, fetched += l.groups) {
-    ring.fetch(address(fetched));
+  // The weights of the shared expert are needed whatever the routing says.
+  uint32_t fetched = 0;
+#pragma unroll 1
+  while (fetched < a.stages && fetch(r.shared * a.w.row_blocks)) {
+    ++fetched;
   }
-  const size_t parts = size_t{first_row} * (inputs / kFeedBlock);
-  load_columns(team_of(0, 9), shared + l.columns, a.feed.x + size_t{first_row} * inputs, inputs, rows);
-  load_sums(team_of(9, 4), sums, a.feed.sums + parts, inputs, rows);
-  load_row_scales(team_of(13, 3), scales, a.feed.squares + parts, inputs, rows);
-  if (blockIdx.x == 0) {
-    for (uint32_t e = threadIdx.x; e < a.dims.experts; e += blockDim.x) {
-      if (r.mask[e] != 0) {
-        atomicOr(a.experts_used + e / 32, 1u << (e % 32));
+
+  wait_for_predecessors();
+  if (warp < kRouteWarps) {
+    route_rows(r, a.router, a.ld_router, a.dims.experts, a.rows, kRouteWarps);
+  } else {
+    constexpr uint32_t kWarps = kEnterWarps - kRouteWarps;
+    const uint32_t own = warp - kRouteWarps;
+    RowSquares<kInputTiles * kTileCols> squares;
+    squares.load(a.feed.squares, min(own, a.rows - 1), lane);
+    inputs.load(a.feed.x, threadIdx.x - kRouteWarps * 32, kWarps * 32);
+#pragma unroll 1
+    for (uint32_t row = own; row < a.rows; row += kWarps) {
+      if (row != own) {
+        squares.load(a.feed.squares, row, lane);
+      }
+      const float scale = squares.scale();
+      if (lane == 0) {
+        scales[row] = scale;
       }
     }
   }
   __syncthreads();
-
-  const uint8_t* const column = shared + l.columns + (lane >> 2) * column_stride(inputs);
-  const bool present = (lane >> 2) < rows;
-  for (uint32_t unit0 = 0; unit0 < units; unit0 += l.units) {
-    const uint32_t count = min(l.units, units - unit0);
-    for (uint32_t u = group; u < count; u += l.groups) {
-      const uint8_t* stage = ring.wait();
-      float f[4] = {};
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const uint32_t tile = s * kTiles + i;
-        add_tile<F, false>(f, stage + i * F::kTileBytes, load_column(column, tile, lane, present),
-                           load_half_sums(sums, tile, lane), make_float2(1, 1), lane);
-      }
-      ring.release();
-      ring.fetch(address(fetched));
-      fetched += l.groups;
-      store_partial(part + size_t{u} * l.splits * rows * kTileRows, s, rows, f, lane);
-    }
-    __syncthreads();
-    finish_gate_up(a, r, l, rows, {part, scales, unit0, count});
+  if (a.rows > 1) {
+    list_entries(r, a.rows);
     __syncthreads();
   }
-  wait_copies<0>();
+  const uint32_t all = r.count * a.w.row_blocks;
+#pragma unroll 1
+  while (fetched < a.stages && fetch(all)) {
+    ++fetched;
+  }
+  // Not before these weights are on their way: down then fetches its own.
+  if (blockIdx.x == 0) {
+    publish_routing(r, a.routing, a.rows);
+  }
+  start_successors();
+
+  float total[4] = {};
+  float4* to = reinterpret_cast<float4*>(part) + threadIdx.x;
+#pragma unroll 1
+  for (Turns at(warp); at.unit < all; at.next()) {
+    const Unit unit = unit_of(r, a.w, at.unit);
+    float f[4] = {};
+    add_part<F>(f, ring.wait(), inputs, *unit.entry, at.part);
+    ring.release();
+    fetch(all);
+    if constexpr (kSplit) {
+      *to = make_float4(f[0], f[1], f[2], f[3]);
+      to += kEnterWarps * 32;
+    } else {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        total[i] = at.part == 0 ? f[i] : total[i] + f[i];
+      }
+      if (at.part + 1 == kParts) {
+        finish_unit(a, scales, unit, total);
+      }
+    }
+  }
+  if constexpr (kSplit) {
+    __syncthreads();
+#pragma unroll 1
+    for (uint32_t u = warp; blockIdx.x + u * gridDim.x < all; u += kEnterWarps) {
+      const float4* const of = reinterpret_cast<const float4*>(part) + u * kParts * 32 + lane;
+#pragma unroll
+      for (uint32_t i = 0; i < kParts; ++i) {
+        const float4 p = of[i * 32];
+        total[0] = i == 0 ? p.x : total[0] + p.x;
+        total[1] = i == 0 ? p.y : total[1] + p.y;
+        total[2] = i == 0 ? p.z : total[2] + p.z;
+        total[3] = i == 0 ? p.w : total[3] + p.w;
+      }
+      finish_unit(a, scales, unit_of(r, a.w, blockIdx.x + u * gridDim.x), total);
+    }
+  }
+  if (blockIdx.x == gridDim.x - 1) {
+    for (uint32_t i = r.shared + threadIdx.x; i < r.count; i += blockDim.x) {
+      atomicOr(a.experts_used + r.entries[i].expert / 32, 1u << (r.entries[i].expert % 32));
+    }
+  }
 }
 
 // ---- down -----------------------------------------------------------------------------------------------
-constexpr uint32_t kLeaveWarps = 8;
+// A block has 16 outputs of all experts. A warp takes an entry of a chosen expert at a time; the shared
+// expert, which every row has, is cut along its inputs, a tile to a warp. So with one row the eight warps
+// have the same work, and no more registers than leave room for gate_up on the same multiprocessor: the
+// weights are on their way while it is at work.
+// More rows have more entries than eight warps can keep the memory busy with.
+constexpr uint32_t kLeaveWarps = kTopK;
+constexpr uint32_t kManyLeaveWarps = 2 * kLeaveWarps;
+__host__ __device__ inline uint32_t leave_warps(uint32_t rows) {
+  return rows <= kGroupRows ? kLeaveWarps : kManyLeaveWarps;
+}
+constexpr uint32_t kMostLeaveStages = kMostStages - 1;  // the last barrier of a warp is for its shared tile
 
 struct LeaveLayout {
-  uint32_t routing, columns, sums, part, total;
+  uint32_t shared_tiles, barriers, routing, y, shared_y, total;
 };
-__host__ __device__ inline LeaveLayout leave_layout(uint32_t ring, uint32_t k_tiles, uint32_t rows) {
+__host__ __device__ inline LeaveLayout leave_layout(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
   LeaveLayout l;
-  const uint32_t inputs = k_tiles * kTileCols;
-  l.routing = ring;
-  l.columns = l.routing + kRoutingBytes;
-  l.sums = align128(l.columns + rows * kUses * column_stride(inputs));
-  l.part = align128(l.sums + rows * kUses * (inputs / 32) * 4);
-  l.total = l.part + kLeaveWarps * rows * kTileRows * 4;
+  const uint32_t stage = align128(w.k_tiles * w.tile_bytes);
+  l.shared_tiles = leave_warps(rows) * stages * stage;
+  l.barriers = l.shared_tiles + stage;
+  l.routing = l.barriers + ring_barrier_bytes(leave_warps(rows));
+  l.y = l.routing + kRoutingBytes;
+  l.shared_y = l.y + rows * kTopK * kTileRows * 4;
+  l.total = l.shared_y + rows * w.k_tiles * kTileRows * 4;
   return l;
 }
 
-// Inputs of all uses of the group, and their sums over half tiles: [use][inputs / 32].
-__device__ __forceinline__ void load_uses(uint8_t* columns, float* sums, const ExpertArgs& a,
-                                          uint32_t first_row, uint32_t rows) {
-  const uint32_t ffn = a.dims.ffn;
-  load_columns(team_of(0, 6), columns, a.h + size_t{first_row} * kUses * ffn, ffn, rows * kUses);
-  const uint32_t halves = ffn / 32;
-  const Team team = team_of(6, 2);
-  if (team.thread >= team.threads) {
-    return;
-  }
-  const float4* from = reinterpret_cast<const float4*>(a.h_sums + size_t{first_row} * kUses * (ffn / 8));
-#pragma unroll 4
-  for (uint32_t i = team.thread; i < rows * kUses * halves; i += team.threads) {
-    const float4 four = load_l2(from + i);
-    sums[i] = (four.x + four.y) + (four.z + four.w);
+// Where the inputs of the lane's column of an entry lie; anywhere in them if the column is absent.
+__device__ __forceinline__ const uint16_t* use_of(const ExpertArgs& a, const Entry& entry) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t row = min(uint32_t{entry.rows[lane >> 2]}, a.rows - 1);
+  const uint32_t slot = min(uint32_t{entry.slots[lane >> 2]}, kTopK);
+  return a.h + (row * kUses + slot) * size_t{a.dims.ffn};
+}
+
+// 16 outputs of the lane's columns to y[row * per_row + index].
+__device__ __forceinline__ void put_outputs(float* y, const Entry& entry, uint32_t per_row, bool by_slot,
+                                            uint32_t index, const float (&f)[4]) {
+  const uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+  for (uint32_t c = 0; c < 2; ++c) {
+    const uint32_t column = (lane & 3) * 2 + c;
+    const uint32_t row = entry.rows[column];
+    if (row != kAbsent) {
+      float* const to =
+          y + (row * per_row + (by_slot ? entry.slots[column] : index)) * kTileRows + (lane >> 2);
+      to[0] = f[c];
+      to[8] = f[c + 2];
+    }
   }
 }
 
-template <class F>
-__global__ void __launch_bounds__(kLeaveWarps * 32) down_kernel(ExpertArgs a) {
+// What a thread adds to the stream: a row's experts in ascending order, then the shared one.
+template <uint32_t kInputTiles>
+__device__ __forceinline__ float sum_of_row(const Routing& r, const float* y, const float* shared_y,
+                                            uint32_t row, uint32_t output) {
+  float shared = 0;
+#pragma unroll
+  for (uint32_t i = 0; i < kInputTiles; ++i) {
+    shared += shared_y[(row * kInputTiles + i) * kTileRows + output];
+  }
+  float value = 0;
+#pragma unroll
+  for (uint32_t slot = 0; slot < kTopK; ++slot) {
+    value = fmaf(r.weights[row][slot], y[(row * kTopK + slot) * kTileRows + output], value);
+  }
+  return fmaf(r.weights[row][kTopK], shared, value);
+}
+
+template <class F, uint32_t kInputTiles, uint32_t kWarps>
+__global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) down_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
+  constexpr uint32_t kBytes = kInputTiles * F::kTileBytes;
+  constexpr uint32_t kStage = (kBytes + 127) / 128 * 128;
+  static_assert(kInputTiles <= kWarps);
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
-  const uint32_t first_row = blockIdx.y * kGroupRows;
-  const uint32_t rows = min(a.rows - first_row, static_cast<uint32_t>(kGroupRows));
-  const uint32_t splits = min(a.w.k_tiles, kLeaveWarps);  // one tile a warp
-  const uint32_t inputs = a.w.k_tiles * kTileCols;
-  const LeaveLayout l = leave_layout(kLeaveWarps * a.stages * F::kTileBytes, a.w.k_tiles, rows);
+  const LeaveLayout l = leave_layout(a.w, a.stages, a.rows);
   Routing& r = *reinterpret_cast<Routing*>(shared + l.routing);
-  const bool works = warp < splits;
+  float* const y = reinterpret_cast<float*>(shared + l.y);
+  float* const shared_y = reinterpret_cast<float*>(shared + l.shared_y);
+  uint64_t* const barriers = reinterpret_cast<uint64_t*>(shared + l.barriers) + warp * kMostStages;
+  uint8_t* const shared_tile = shared + l.shared_tiles + warp * F::kTileBytes;
+  const uint8_t* const own = a.w.tiles + size_t{blockIdx.x} * kBytes;
 
   start_successors();
-  // gate_up waited for the router before it let this kernel start: the logits are complete.
-  route(r, a.router + size_t{first_row} * a.ld_router, a.ld_router, a.dims.experts, rows);
-  Ring<F::kTileBytes> ring{shared + warp * a.stages * F::kTileBytes, a.stages, lane};
-  const uint8_t* const own = a.w.tiles + (size_t{blockIdx.x} * a.w.k_tiles + warp) * F::kTileBytes;
-  const auto address = [&](uint32_t i) -> const uint8_t* {
-    return works && i < r.count ? own + r.list[i] * a.w.matrix_bytes : nullptr;
+  Ring<kStage, kBytes> ring{shared + warp * a.stages * kStage, barriers, a.stages};
+  ring.prepare(lane);
+  if (warp < kInputTiles) {
+    if (lane == 0) {
+      init_copy_barrier(barriers + kMostLeaveStages);
+    }
+    __syncwarp();
+    copy_block<F::kTileBytes>(shared_tile, own + a.dims.experts * a.w.matrix_bytes + warp * F::kTileBytes,
+                              barriers + kMostLeaveStages, lane);
+  }
+  read_routing(r, a.routing, a.rows);
+  uint32_t ahead = r.shared + warp;
+  const auto fetch = [&] {
+    if (ahead < r.count) {
+      ring.fetch(own + r.entries[ahead].expert * a.w.matrix_bytes, lane);
+      ahead += kWarps;
+    }
   };
+#pragma unroll 1
   for (uint32_t i = 0; i < a.stages; ++i) {
-    ring.fetch(address(i));
+    fetch();
   }
 
   wait_for_predecessors();
-  uint8_t* const columns = shared + l.columns;
-  float* const sums = reinterpret_cast<float*>(shared + l.sums);
-  float* const part = reinterpret_cast<float*>(shared + l.part);
-  load_uses(columns, sums, a, first_row, rows);
-  Element early = {0, 0};
-  if (threadIdx.x < rows * kTileRows) {
-    early = load_element(a.to, first_row + threadIdx.x / kTileRows,
-                         blockIdx.x * kTileRows + threadIdx.x % kTileRows);
-  }
-  __syncthreads();
-
-  float f[4] = {};
-  const uint32_t n = lane >> 2;
-  const uint32_t c0 = (lane & 3) * 2;
-  if (works) {
-    for (uint32_t i = 0; i < r.count; ++i) {
-      const uint8_t* stage = ring.wait();
-      const uint32_t slot = r.slots[i][n];
-      const Column column =
-          load_column(columns + (n * kUses + slot) * column_stride(inputs), warp, lane, slot != kAbsent);
-      HalfSums half = {};
-      const uint32_t s0 = r.slots[i][c0];
-      const uint32_t s1 = r.slots[i][c0 + 1];
-      if (s0 != kAbsent) {
-        const float* from = sums + (c0 * kUses + s0) * (inputs / 32) + warp * 2;
-        half.half[0].x = from[0], half.half[1].x = from[1];
-      }
-      if (s1 != kAbsent) {
-        const float* from = sums + ((c0 + 1) * kUses + s1) * (inputs / 32) + warp * 2;
-        half.half[0].y = from[0], half.half[1].y = from[1];
-      }
-      add_tile<F, true>(f, stage, column, half, make_float2(r.factors[i][c0], r.factors[i][c0 + 1]), lane);
-      ring.release();
-      ring.fetch(address(i + a.stages));
+  const Element early = load_element(a.to, min(threadIdx.x / kTileRows, a.rows - 1),
+                                     blockIdx.x * kTileRows + threadIdx.x % kTileRows);
+  uint32_t at = r.shared + warp;
+  Column x[kInputTiles];
+  const auto load = [&] {
+#pragma unroll
+    for (uint32_t i = 0; i < kInputTiles; ++i) {
+      x[i] = fetch_column(use_of(a, r.entries[min(at, r.count - 1)]), i, lane);
     }
-    store_partial(part, warp, rows, f, lane);
+  };
+  Column of_shared = fetch_column(use_of(a, r.entries[0]), min(warp, kInputTiles - 1), lane);
+  load();
+  if (warp < kInputTiles) {
+    wait_barrier(barriers + kMostLeaveStages, 0);
+    const TileWords<F> w = load_tile<F>(shared_tile, lane);
+#pragma unroll 1
+    for (uint32_t i = 0; i < r.shared; ++i) {
+      if (i > 0) {
+        of_shared = fetch_column(use_of(a, r.entries[i]), warp, lane);
+      }
+      float f[4] = {};
+      add_tile<F>(f, w, of_shared, sums_of<F>(of_shared));
+      put_outputs(shared_y, r.entries[i], kInputTiles, false, warp, f);
+    }
+  }
+
+#pragma unroll 1
+  while (at < r.count) {
+    const uint8_t* const stage = ring.wait();
+    float f[4] = {};
+#pragma unroll
+    for (uint32_t i = 0; i < kInputTiles; ++i) {
+      add_tile<F>(f, load_tile<F>(stage + i * F::kTileBytes, lane), x[i], sums_of<F>(x[i]));
+    }
+    ring.release();
+    fetch();
+    put_outputs(y, r.entries[at], kTopK, true, 0, f);
+    at += kWarps;
+    if (at < r.count) {
+      load();
+    }
   }
   __syncthreads();
-  for (uint32_t i = threadIdx.x; i < (rows * kTileRows + 31) / 32 * 32; i += blockDim.x) {
-    const bool active = i < rows * kTileRows;
-    const uint32_t output = i % kTileRows;
+  const uint32_t work = a.rows * kTileRows;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += kWarps * 32) {
+    const bool active = i < work;
     const uint32_t row = i / kTileRows;
-    const float value = active ? sum_partials(part, splits, rows, row, output) : 0;
-    add_to_stream(a.to, first_row + row, blockIdx.x * kTileRows + output, value, active, early);
+    const uint32_t output = blockIdx.x * kTileRows + i % kTileRows;
+    Element element = early;
+    if (active && i != threadIdx.x) {
+      element = load_element(a.to, row, output);
+    }
+    const float value = active ? sum_of_row<kInputTiles>(r, y, shared_y, row, i % kTileRows) : 0;
+    add_to_stream(a.to, row, output, value, active, element);
   }
-  wait_copies<0>();
 }
 
 using Kernel = void (*)(ExpertArgs);
 
 int launch(Kernel kernel, uint32_t threads, const ExpertArgs& args, Stream queue) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(args.blocks, (args.rows + kGroupRows - 1) / kGroupRows);
+  config.gridDim = dim3(args.blocks);
   config.blockDim = dim3(threads);
   config.dynamicSmemBytes = args.shared;
   config.stream = queue;
@@ -425,59 +466,72 @@ int launch(Kernel kernel, uint32_t threads, const ExpertArgs& args, Stream queue
 }
 
 template <class F>
-Kernel gate_up_of(uint32_t k_tiles) {
-  return k_tiles <= kEnterWarps ? gate_up_kernel<F, 1> : gate_up_kernel<F, 2>;
+Kernel gate_up_of(uint32_t k_tiles, uint32_t rows) {
+  if (k_tiles == 4) {
+    return splits_units(rows) ? gate_up_kernel<F, 4, true> : gate_up_kernel<F, 4, false>;
+  }
+  return splits_units(rows) ? gate_up_kernel<F, 32, true> : gate_up_kernel<F, 32, false>;
+}
+template <class F>
+Kernel down_of(uint32_t k_tiles, uint32_t rows) {
+  if (leave_warps(rows) == kLeaveWarps) {
+    return k_tiles == 1 ? down_kernel<F, 1, kLeaveWarps> : down_kernel<F, 8, kLeaveWarps>;
+  }
+  return k_tiles == 1 ? down_kernel<F, 1, kManyLeaveWarps> : down_kernel<F, 8, kManyLeaveWarps>;
 }
 
 template <class F>
-int allow(uint32_t bytes) {
-  const Kernel kernels[] = {gate_up_of<F>(1), gate_up_of<F>(32), down_kernel<F>};
+int prepare(uint32_t bytes) {
+  const Kernel kernels[] = {gate_up_of<F>(4, 1),       gate_up_of<F>(4, kSmallRows),
+                            gate_up_of<F>(32, 1),      gate_up_of<F>(32, kSmallRows),
+                            down_of<F>(1, 1),          down_of<F>(8, 1),
+                            down_of<F>(1, kSmallRows), down_of<F>(8, kSmallRows)};
   for (const Kernel kernel : kernels) {
-    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(bytes));
-        e != cudaSuccess) {
+    if (const int e = prepare_kernel(kernel, bytes); e != 0) {
       return e;
     }
   }
   return 0;
 }
 
+bool takes(const ExpertArgs& args) {
+  return args.rows > 0 && args.rows <= kSmallRows && args.dims.experts <= kMostExperts;
+}
+
 }  // namespace
 
-uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
-  const uint32_t tiles = w.k_tiles <= kEnterWarps ? 1 : 2;
-  return enter_layout(kEnterWarps * stages * tiles * w.tile_bytes, w.k_tiles,
-                      rows < kGroupRows ? rows : kGroupRows)
-      .total;
+uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks) {
+  return enter_layout(w, stages, rows, blocks).total;
 }
 
 uint32_t down_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
-  return leave_layout(kLeaveWarps * stages * w.tile_bytes, w.k_tiles, rows < kGroupRows ? rows : kGroupRows)
-      .total;
+  return leave_layout(w, stages, rows).total;
 }
 
-int allow_shared_memory_experts(uint32_t bytes) {
-  int e = allow<Format<1, false>>(bytes);
-  e = e != 0 ? e : allow<Format<1, true>>(bytes);
-  e = e != 0 ? e : allow<Format<2, false>>(bytes);
-  return e != 0 ? e : allow<Format<2, true>>(bytes);
+int prepare_experts(uint32_t bytes) {
+  int e = prepare<Format<1, false>>(bytes);
+  e = e != 0 ? e : prepare<Format<1, true>>(bytes);
+  e = e != 0 ? e : prepare<Format<2, false>>(bytes);
+  return e != 0 ? e : prepare<Format<2, true>>(bytes);
 }
 
 int launch_gate_up(const ExpertArgs& args, Stream queue) {
   const uint32_t k = args.w.k_tiles;
-  if ((k != 4 && k != 16 && k != 32) || args.dims.experts > kMostExperts) {
+  if (!takes(args) || (k != 4 && k != 32) || (args.w.row_blocks & (args.w.row_blocks - 1)) != 0) {
     return cudaErrorInvalidValue;
   }
-  return with_format(args.w,
-                     [&]<class F>() { return launch(gate_up_of<F>(k), kEnterWarps * 32, args, queue); });
+  return with_format(
+      args.w, [&]<class F>() { return launch(gate_up_of<F>(k, args.rows), kEnterWarps * 32, args, queue); });
 }
 
 int launch_down(const ExpertArgs& args, Stream queue) {
-  if (args.w.k_tiles > kLeaveWarps || args.dims.experts > kMostExperts) {
+  const uint32_t k = args.w.k_tiles;
+  if (!takes(args) || (k != 1 && k != 8)) {
     return cudaErrorInvalidValue;
   }
-  return with_format(args.w,
-                     [&]<class F>() { return launch(down_kernel<F>, kLeaveWarps * 32, args, queue); });
+  return with_format(args.w, [&]<class F>() {
+    return launch(down_of<F>(k, args.rows), leave_warps(args.rows) * 32, args, queue);
+  });
 }
 
 }  // namespace lily::cuda

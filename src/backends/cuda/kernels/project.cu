@@ -1,268 +1,436 @@
 // Dense projections of few rows: y = w x, with the norm of the input as a factor, or added to the stream.
 //
-// A block has 16 warps. They share the inputs: warp s of a split reads tiles [s * kTiles, (s + 1) * kTiles)
-// of each of the block's units of 16 outputs, and the partial sums are added in the order of the warps. Where
-// the inputs are too few for 16 warps, groups of warps take turns over the units. The weights of the first
-// units are fetched before the kernel waits for the one before it.
+// A block has 16 warps. They share the inputs: warp s reads the same kTiles tiles of each of the block's
+// units of 16 outputs, so that it holds its inputs in registers, and the partial sums are added in the order
+// of the warps. Where the inputs are too few for 16 warps, groups of warps take turns over the units. The
+// weights of the first units are fetched before the kernel waits for the one before it.
 #include "backends/cuda/kernels/tiles.cuh"
 
 namespace lily::cuda {
 namespace {
 
 constexpr uint32_t kWarps = 16;
-constexpr uint32_t kPartBytes = 32 * 1024;  // most partial results at a time
-constexpr uint32_t kMostUnits = 8;          // of an epoch
+constexpr uint32_t kPace = 1;  // stages of a warp that are on their way before the kernel may wait
+constexpr uint32_t kPartBytes = 32 * 1024;  // of the partial results of one epoch, unless one unit has more
 
-struct Split {
-  uint32_t splits;  // warps that share the inputs
-  uint32_t groups;  // of such warps
-  uint32_t units;   // of 16 outputs between two reductions
+// Bytes of a staged row of inputs: no bank conflicts between neighbours.
+__host__ __device__ constexpr uint32_t column_stride(uint32_t inputs) { return inputs * 2 + 16; }
+
+template <class F_, uint32_t kInputTiles_, uint32_t kGroups_, bool kHeads_>
+struct Product {
+  using F = F_;
+  static constexpr uint32_t kInputTiles = kInputTiles_;
+  static constexpr uint32_t kInputs = kInputTiles * kTileCols;
+  static constexpr uint32_t kSplits = kInputTiles < kWarps ? kInputTiles : kWarps;  // warps that share them
+  static constexpr uint32_t kTeams = kWarps / kSplits;                              // of such warps
+  static constexpr uint32_t kTiles = kInputTiles / kSplits;
+  static constexpr uint32_t kGroups = kGroups_;  // of kGroupRows rows
+  static constexpr bool kHeads = kHeads_;        // inputs are normed by heads, else by rows or not at all
+  static constexpr uint32_t kNormed = kHeads && kTiles > 1 ? 2 : 1;  // tiles with one factor
+  // Where the inputs of a block are held: in shared memory (a few rows of many inputs, which are used once),
+  // in registers, or not at all.
+  static constexpr bool kStaged = kGroups == 1 && kTiles == 4;
+  static constexpr bool kKeep = !kStaged && kGroups * kTiles <= 8;
+  static constexpr bool kKeepSums = kKeep && (kGroups > 1 || kTiles <= 2);  // and their sums
+  static constexpr uint32_t kStage = kTiles * F::kTileBytes;
 };
-__host__ __device__ inline Split split_of(uint32_t k_tiles, uint32_t rows) {
-  const uint32_t splits = k_tiles < kWarps ? k_tiles : kWarps;
-  uint32_t units = kPartBytes / (splits * rows * kTileRows * 4);
-  units = units > kMostUnits ? kMostUnits : units;
-  const uint32_t groups = kWarps / splits;
-  return {splits, groups, units < groups ? groups : units / groups * groups};
-}
 
-__host__ __device__ inline uint32_t align128(uint32_t bytes) { return (bytes + 127) / 128 * 128; }
-
+// What the host works out for a launch: units of 16 outputs between two reductions, and where shared memory
+// goes behind the rings.
 struct Layout {
-  uint32_t columns, sums, scales, part, total;  // offsets behind the ring
+  uint32_t units, buffers;
+  uint32_t barriers, scales, columns, part, total;
 };
-__host__ __device__ inline Layout layout_of(uint32_t ring, uint32_t k_tiles, uint32_t rows) {
+Layout layout_of(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks) {
+  const uint32_t splits = w.k_tiles < kWarps ? w.k_tiles : kWarps;
+  const uint32_t teams = kWarps / splits;
+  const uint32_t unit_bytes = splits * rows * kTileRows * 4;
+  const uint32_t most = (w.row_blocks + blocks - 1) / blocks;  // units of a block
   Layout l;
-  const uint32_t inputs = k_tiles * kTileCols;
-  const Split split = split_of(k_tiles, rows);
-  l.columns = ring;
-  l.sums = align128(l.columns + rows * column_stride(inputs));
-  l.scales = l.sums + inputs / 32 * kGroupRows * 4;
-  // Factors of a row, or of each head of a row.
-  l.part = align128(l.scales + (inputs / kDeltaDim + 1) * kGroupRows * 4);
-  l.total = l.part + split.units * split.splits * rows * kTileRows * 4;
+  l.units = kPartBytes / unit_bytes / teams * teams;
+  l.units = l.units < teams ? teams : l.units;
+  l.buffers = l.units < most ? 2 : 1;
+  l.units = l.units < most ? l.units : (most + teams - 1) / teams * teams;
+  l.barriers = align128(stages * w.k_tiles * teams * w.tile_bytes);
+  l.scales = l.barriers + ring_barrier_bytes(kWarps);
+  l.columns = l.scales + align128(kSmallRows * 4);
+  const bool staged = splits == kWarps && w.k_tiles == 4 * kWarps && rows <= kGroupRows;
+  l.part = l.columns + (staged ? align128(rows * column_stride(w.k_tiles * kTileCols)) : 0);
+  l.total = l.part + l.buffers * l.units * unit_bytes;
   return l;
 }
+struct Launch {
+  ProjectArgs args;
+  Layout at;
+  uint32_t pace;
+};
 
-// Factors of a row's heads: [head][kGroupRows].
-__device__ void load_head_scales(const Team& team, float* to, const float* squares, uint32_t inputs,
-                                 uint32_t rows) {
-  constexpr uint32_t kBlocks = kDeltaDim / kFeedBlock;
-  const uint32_t heads = inputs / kDeltaDim;
-  if (team.thread >= team.threads) {
-    return;
+// Partial results of one unit: [split][rows][16]. `to` is the lane's place in the first group.
+__device__ __forceinline__ void store_partial(float* to, uint32_t rows, uint32_t first, const float (&f)[4]) {
+  const uint32_t row = first + (threadIdx.x & 3) * 2;
+  to += first * kTileRows;
+  if (row < rows) {
+    to[0] = f[0];
+    to[8] = f[2];
   }
-  for (uint32_t i = team.thread; i < heads * kGroupRows; i += team.threads) {
-    const uint32_t row = i / heads;
-    const uint32_t head = i % heads;
-    float scale = 0;
-    if (row < rows) {
-      const float4* from =
-          reinterpret_cast<const float4*>(squares + size_t{row} * (inputs / kFeedBlock) + head * kBlocks);
-      const float4 a = load_l2(from);
-      const float4 b = load_l2(from + 1);
-      const float sum = ((a.x + a.y) + (a.z + a.w)) + ((b.x + b.y) + (b.z + b.w));
-      scale = rsqrtf(sum / static_cast<float>(kDeltaDim) + kEps);
-    }
-    to[head * kGroupRows + row] = scale;
+  if (row + 1 < rows) {
+    to[kTileRows] = f[1];
+    to[kTileRows + 8] = f[3];
   }
 }
 
-// The group of rows that a block works on.
-struct Group {
-  uint32_t first_row, rows;
-  Split split;
+// Sixteen threads for each unit and row, so that half a warp has 16 outputs of one row; rows are counted up
+// to a power of two.
+struct Place {
+  uint32_t unit, row, output;
 };
+struct Places {
+  uint32_t shift;
+  __device__ __forceinline__ Place of(uint32_t i) const {
+    return {i / kTileRows >> shift, (i / kTileRows) & ((1u << shift) - 1), i % kTileRows};
+  }
+  __device__ __forceinline__ uint32_t count(uint32_t units) const { return units * kTileRows << shift; }
+};
+__device__ __forceinline__ Places places_of(uint32_t rows) { return {32u - __clz(rows - 1)}; }
+
 // Units [first, first + count) of a block, whose partial results are complete.
 struct Epoch {
   const float* part;
   uint32_t first, count;
 };
 
-// Sixteen threads for each unit and row, so that half a warp has 16 outputs of one row.
-struct Place {
-  uint32_t unit, row, output;
-};
-__device__ __forceinline__ Place place_of(uint32_t i, uint32_t rows) {
-  return {i / kTileRows / rows, i / kTileRows % rows, i % kTileRows};
-}
-
-__device__ __forceinline__ void finish_units(const ProjectArgs& a, const Group& group, const Epoch& epoch,
-                                             const float* scales, const Element& early) {
-  const Split& split = group.split;
-  const uint32_t work = epoch.count * group.rows * kTileRows;
-  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += blockDim.x) {
-    const bool active = i < work;
-    const Place at = place_of(i, group.rows);
-    const uint32_t row = group.first_row + at.row;
+template <class P>
+__device__ __forceinline__ void finish_units(const ProjectArgs& a, const Epoch& epoch, const float* scales,
+                                             const Element& early) {
+  const Places places = places_of(a.rows);
+  const uint32_t work = places.count(epoch.count);
+  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += kWarps * 32) {
+    const Place at = places.of(i);
+    const bool active = i < work && at.row < a.rows;
     const uint32_t r = (blockIdx.x + (epoch.first + at.unit) * gridDim.x) * kTileRows + at.output;
     float value = 0;
     Element element = early;
     if (active) {
       if (a.y == nullptr && (epoch.first != 0 || i != threadIdx.x)) {
-        element = load_element(a.to, row, r);
+        element = load_element(a.to, at.row, r);
       }
-      const float* const part = epoch.part + size_t{at.unit} * split.splits * group.rows * kTileRows;
-      value = sum_partials(part, split.splits, group.rows, at.row, at.output);
+      const uint32_t stride = a.rows * kTileRows;
+      const float* const part = epoch.part + at.unit * P::kSplits * stride + at.row * kTileRows + at.output;
+#pragma unroll
+      for (uint32_t s = 0; s < P::kSplits; ++s) {
+        value += part[s * stride];
+      }
       if (a.scaling == Scaling::row) {
         value *= scales[at.row];
       }
     }
     if (a.y == nullptr) {
-      add_to_stream(a.to, row, r, value, active, element);
+      add_to_stream(a.to, at.row, r, value, active, element);
     } else if (active && r < a.ld_y) {
-      a.y[size_t{row} * a.ld_y + r] = value;
+      a.y[size_t{at.row} * a.ld_y + r] = value;
     }
   }
 }
 
-// The feed of a block's rows to shared memory.
-template <bool kHeads>
-__device__ __forceinline__ void load_feed(const ProjectArgs& a, const Group& group, uint8_t* shared,
-                                          const Layout& at) {
-  const uint32_t inputs = a.w.k_tiles * kTileCols;
-  const size_t parts = size_t{group.first_row} * (inputs / kFeedBlock);
-  float* const scales = reinterpret_cast<float*>(shared + at.scales);
-  load_columns(team_of(0, 9), shared + at.columns, a.feed.x + size_t{group.first_row} * inputs, inputs,
-               group.rows);
-  load_sums(team_of(9, 4), reinterpret_cast<float*>(shared + at.sums), a.feed.sums + parts, inputs,
-            group.rows);
-  if (kHeads) {
-    load_head_scales(team_of(13, 3), scales, a.feed.squares + parts, inputs, group.rows);
-  } else if (a.scaling == Scaling::row) {
-    load_row_scales(team_of(13, 3), scales, a.feed.squares + parts, inputs, group.rows);
+// A warp's inputs: of each group of rows its tiles, their sums, and factors of the heads.
+template <class P>
+struct Inputs {
+  using F = typename P::F;
+  Column x[P::kGroups][P::kKeep ? P::kTiles : 1];
+  ColumnSums<F> sums[P::kGroups][P::kKeepSums ? P::kTiles : 1];
+  float2 factor[P::kGroups][P::kHeads ? P::kTiles / P::kNormed : 1];
+};
+
+template <class P>
+__device__ __forceinline__ Column input_column(const ProjectArgs& a, uint32_t group, uint32_t tile) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t row = min(group * kGroupRows + (lane >> 2), a.rows - 1);
+  return fetch_column(a.feed.x + size_t{row} * P::kInputs, tile, lane);
+}
+template <class P>
+__device__ __forceinline__ Column staged_column(const uint8_t* columns, uint32_t rows, uint32_t tile) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint4* const from =
+      reinterpret_cast<const uint4*>(columns + min(lane >> 2, rows - 1) * column_stride(P::kInputs) +
+                                     tile * (kTileCols * 2) + (lane & 3) * 32);
+  return column_of(from[0], from[1]);
+}
+template <class P>
+__device__ __forceinline__ void stage_columns(uint8_t* columns, const ProjectArgs& a) {
+  constexpr uint32_t kChunks = P::kInputs / 8;  // of 16 bytes
+  for (uint32_t i = threadIdx.x; i < a.rows * kChunks; i += kWarps * 32) {
+    copy_async(columns + i / kChunks * column_stride(P::kInputs) + i % kChunks * 16,
+               a.feed.x + size_t{i} * 8);
+  }
+  commit_copies();
+}
+
+// 1 / rms of a head of a row. A lane works out one of a group's and gets the others by shuffles; a row that
+// is not there stands for its neighbour, so that there is no branch and all loads are on their way together.
+struct HeadSquares {
+  float4 low, high;
+  __device__ __forceinline__ void load(const ProjectArgs& a, uint32_t inputs, uint32_t row, uint32_t head) {
+    static_assert(kDeltaDim / kFeedBlock == 8);
+    const float4* const from = reinterpret_cast<const float4*>(
+        a.feed.squares + size_t{min(row, a.rows - 1)} * (inputs / kFeedBlock) + head * 8);
+    low = load_l2(from);
+    high = load_l2(from + 1);
+  }
+  __device__ __forceinline__ float scale() const {
+    const float sum = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
+    return rsqrtf(sum / static_cast<float>(kDeltaDim) + kEps);
+  }
+};
+
+template <class P>
+__device__ __forceinline__ void load_inputs(Inputs<P>& in, const ProjectArgs& a, uint32_t split) {
+  if constexpr (P::kKeep) {
+#pragma unroll
+    for (uint32_t group = 0; group < P::kGroups; ++group) {
+#pragma unroll
+      for (uint32_t i = 0; i < P::kTiles; ++i) {
+        in.x[group][i] = input_column<P>(a, group, split * P::kTiles + i);
+      }
+    }
+  }
+  if constexpr (P::kHeads) {
+    constexpr uint32_t kCount = P::kTiles / P::kNormed;  // heads of the warp
+    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t own = lane / kGroupRows % kCount;
+    const uint32_t head = (split * P::kTiles + own * P::kNormed) / (kDeltaDim / kTileCols);
+#pragma unroll
+    for (uint32_t group = 0; group < P::kGroups; ++group) {
+      HeadSquares squares;
+      squares.load(a, P::kInputs, group * kGroupRows + lane % kGroupRows, head);
+      const float scale = squares.scale();
+#pragma unroll
+      for (uint32_t i = 0; i < kCount; ++i) {
+        const uint32_t from = i * kGroupRows + (lane & 3) * 2;
+        in.factor[group][i] = make_float2(__shfl_sync(kAll, scale, from), __shfl_sync(kAll, scale, from + 1));
+      }
+    }
+  }
+}
+template <class P>
+__device__ __forceinline__ void sum_inputs(Inputs<P>& in) {
+  if constexpr (P::kKeepSums) {
+#pragma unroll
+    for (uint32_t group = 0; group < P::kGroups; ++group) {
+#pragma unroll
+      for (uint32_t i = 0; i < P::kTiles; ++i) {
+        in.sums[group][i] = sums_of<typename P::F>(in.x[group][i]);
+      }
+    }
   }
 }
 
-template <class F, int kTiles, bool kHeads>
-__global__ void __launch_bounds__(kWarps * 32) project_kernel(ProjectArgs a) {
+// The warp's tiles of one unit, times its inputs.
+template <class P>
+__device__ __forceinline__ void multiply_unit(float (&f)[P::kGroups][4], const uint8_t* stage,
+                                              const Inputs<P>& in, const ProjectArgs& a,
+                                              const uint8_t* columns, uint32_t split) {
+  using F = typename P::F;
+  const uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+  for (uint32_t i = 0; i < P::kTiles; i += P::kNormed) {
+    float h[P::kGroups][4] = {};
+#pragma unroll
+    for (uint32_t j = 0; j < P::kNormed; ++j) {
+      const TileWords<F> w = load_tile<F>(stage + (i + j) * F::kTileBytes, lane);
+#pragma unroll
+      for (uint32_t group = 0; group < P::kGroups; ++group) {
+        float(&to)[4] = P::kHeads ? h[group] : f[group];
+        if constexpr (P::kKeepSums) {
+          add_tile<F>(to, w, in.x[group][i + j], in.sums[group][i + j]);
+        } else if constexpr (P::kKeep) {
+          add_tile<F>(to, w, in.x[group][i + j], sums_of<F>(in.x[group][i + j]));
+        } else {
+          const uint32_t tile = split * P::kTiles + i + j;
+          const Column x =
+              P::kStaged ? staged_column<P>(columns, a.rows, tile) : input_column<P>(a, group, tile);
+          add_tile<F>(to, w, x, sums_of<F>(x));
+        }
+      }
+    }
+    if constexpr (P::kHeads) {
+#pragma unroll
+      for (uint32_t group = 0; group < P::kGroups; ++group) {
+        const float2 factor = in.factor[group][i / P::kNormed];
+        f[group][0] = fmaf(factor.x, h[group][0], f[group][0]);
+        f[group][1] = fmaf(factor.y, h[group][1], f[group][1]);
+        f[group][2] = fmaf(factor.x, h[group][2], f[group][2]);
+        f[group][3] = fmaf(factor.y, h[group][3], f[group][3]);
+      }
+    }
+  }
+}
+
+template <class P>
+__global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_kernel(Launch launch) {
   extern __shared__ __align__(128) uint8_t shared[];
-  constexpr uint32_t kStage = kTiles * F::kTileBytes;
+  const ProjectArgs& a = launch.args;
+  const Layout& at = launch.at;
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
-  const uint32_t first_row = blockIdx.y * kGroupRows;
-  const uint32_t rows = min(a.rows - first_row, static_cast<uint32_t>(kGroupRows));
-  const uint32_t inputs = a.w.k_tiles * kTileCols;
-  const Split split = split_of(a.w.k_tiles, rows);
-  const Layout at = layout_of(kWarps * a.stages * kStage, a.w.k_tiles, rows);
-  const uint32_t s = warp % split.splits;
-  const uint32_t group = warp / split.splits;
-  const uint32_t units =
-      blockIdx.x < a.w.row_blocks ? (a.w.row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  const uint32_t split = warp % P::kSplits;
+  const uint32_t team = warp / P::kSplits;
 
   start_successors();  // what they fetch early is not written by the kernels around this one
-  Ring<kStage> ring{shared + warp * a.stages * kStage, a.stages, lane};
-  const uint8_t* const first = a.w.tiles + (size_t{blockIdx.x} * a.w.k_tiles + s * kTiles) * F::kTileBytes;
-  const size_t step = size_t{gridDim.x} * a.w.k_tiles * F::kTileBytes;  // to the block's next unit
-  uint32_t fetched = group;
-  for (uint32_t i = 0; i < a.stages; ++i, fetched += split.groups) {
-    ring.fetch(fetched < units ? first + fetched * step : nullptr);
+  Ring<P::kStage> ring{shared + warp * a.stages * P::kStage,
+                       reinterpret_cast<uint64_t*>(shared + at.barriers) + warp * kMostStages, a.stages};
+  ring.prepare(lane);
+  constexpr uint32_t kUnitBytes = P::kInputTiles * P::F::kTileBytes;
+  const uint8_t* next = a.w.tiles + split * P::kStage + size_t{blockIdx.x + team * gridDim.x} * kUnitBytes;
+  const size_t step = size_t{P::kTeams * gridDim.x} * kUnitBytes;  // to the team's next unit
+  uint32_t fetched = blockIdx.x + team * gridDim.x;                // unit of the matrix
+  const auto fetch = [&] {
+    if (fetched < a.w.row_blocks) {
+      ring.fetch(next, lane);
+      fetched += P::kTeams * gridDim.x;
+      next += step;
+    }
+  };
+  // One stage at a time: what waits for the kernels before this one must not wait for weights as well.
+#pragma unroll 1
+  for (uint32_t i = 0; i < a.stages; ++i) {
+    if (fetched < a.w.row_blocks) {
+      ring.pace(launch.pace);
+      fetch();
+    }
   }
-
-  float* const sums = reinterpret_cast<float*>(shared + at.sums);
   float* const scales = reinterpret_cast<float*>(shared + at.scales);
   float* const part = reinterpret_cast<float*>(shared + at.part);
-  clear_sums(sums, inputs);
-  __syncthreads();
-  wait_for_predecessors();
-  const Group of{first_row, rows, split};
-  load_feed<kHeads>(a, of, shared, at);
-  Element early = {0, 0};
-  if (a.y == nullptr && threadIdx.x < min(split.units, units) * rows * kTileRows) {
-    const Place place = place_of(threadIdx.x, rows);
-    early = load_element(a.to, first_row + place.row,
-                         (blockIdx.x + place.unit * gridDim.x) * kTileRows + place.output);
-  }
-  __syncthreads();
+  const uint32_t unit_floats = P::kSplits * a.rows * kTileRows;
+  float* const own = part + (split * a.rows + (lane & 3) * 2) * kTileRows + (lane >> 2);
 
-  const uint8_t* const column = shared + at.columns + (lane >> 2) * column_stride(inputs);
-  const bool present = (lane >> 2) < rows;
-  for (uint32_t unit0 = 0; unit0 < units; unit0 += split.units) {
-    const uint32_t count = min(split.units, units - unit0);
-    for (uint32_t u = group; u < count; u += split.groups) {
-      const uint8_t* stage = ring.wait();
-      float f[4] = {};
-#pragma unroll
-      for (int i = 0; i < kTiles; ++i) {
-        const uint32_t tile = s * kTiles + i;
-        float2 factor = make_float2(1, 1);
-        if (kHeads) {
-          factor = reinterpret_cast<const float2*>(scales + (tile / 2) * kGroupRows)[lane & 3];
-        }
-        add_tile<F, kHeads>(f, stage + i * F::kTileBytes, load_column(column, tile, lane, present),
-                            load_half_sums(sums, tile, lane), factor, lane);
-      }
-      ring.release();
-      ring.fetch(fetched < units ? first + fetched * step : nullptr);
-      fetched += split.groups;
-      store_partial(part + size_t{u} * split.splits * rows * kTileRows, s, rows, f, lane);
-    }
+  const Place place = places_of(a.rows).of(threadIdx.x);  // of the first value that this thread finishes
+  const uint32_t first = (blockIdx.x + place.unit * gridDim.x) * kTileRows + place.output;
+
+  wait_for_predecessors();
+  uint8_t* const columns = shared + at.columns;
+  if constexpr (P::kStaged) {
+    stage_columns<P>(columns, a);
+  }
+  Inputs<P> in;
+  load_inputs<P>(in, a, split);
+  RowSquares<P::kInputs> squares;
+  squares.load(a.feed.squares, min(warp, a.rows - 1), lane);
+  Element early = {0, 0};
+  if (a.y == nullptr) {
+    early = load_element(a.to, min(place.row, a.rows - 1), min(first, a.to.hidden - 1));
+  }
+  sum_inputs(in);
+  if constexpr (P::kStaged) {
+    wait_copies<0>();
     __syncthreads();
-    finish_units(a, of, {part, unit0, count}, scales, early);
-    if (unit0 + split.units < units) {
-      __syncthreads();
+  }
+#pragma unroll 1
+  for (uint32_t row = warp; row < a.rows; row += kWarps) {
+    if (row != warp) {
+      squares.load(a.feed.squares, row, lane);
+    }
+    const float scale = squares.scale();
+    if (lane == 0) {
+      scales[row] = scale;
     }
   }
-  wait_copies<0>();
+  uint32_t buffer = 0;
+  uint32_t unit = blockIdx.x + team * gridDim.x;  // of the matrix, of this team
+#pragma unroll 1
+  for (uint32_t unit0 = 0; blockIdx.x + unit0 * gridDim.x < a.w.row_blocks; unit0 += at.units) {
+    const uint32_t end = min(blockIdx.x + (unit0 + at.units) * gridDim.x, a.w.row_blocks);
+    float* to = own + (buffer + team) * unit_floats;
+#pragma unroll 1
+    for (; unit < end; unit += P::kTeams * gridDim.x) {
+      float f[P::kGroups][4] = {};
+      multiply_unit<P>(f, ring.wait(), in, a, columns, split);
+      ring.release();
+      fetch();
+#pragma unroll
+      for (uint32_t group = 0; group < P::kGroups; ++group) {
+        store_partial(to, a.rows, group * kGroupRows, f[group]);
+      }
+      to += P::kTeams * unit_floats;
+    }
+    __syncthreads();  // two buffers: this one is not written again before all have passed the next barrier
+    const uint32_t count = min(at.units, (a.w.row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x - unit0);
+    finish_units<P>(a, {part + buffer * unit_floats, unit0, count}, scales, early);
+    buffer = at.units - buffer;
+  }
 }
 
-template <class F, int kTiles, bool kHeads>
+template <class P>
 int launch(const ProjectArgs& args, Stream queue) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(args.blocks, (args.rows + kGroupRows - 1) / kGroupRows);
+  config.gridDim = dim3(args.blocks);
   config.blockDim = dim3(kWarps * 32);
   config.dynamicSmemBytes = args.shared;
   config.stream = queue;
-  return launch_dependent(project_kernel<F, kTiles, kHeads>, config, args);
+  return launch_dependent(project_kernel<P>, config,
+                          Launch{args, layout_of(args.w, args.stages, args.rows, args.blocks), kPace});
 }
 
-template <class F>
-int allow(uint32_t bytes) {
-  for (const void* kernel : {reinterpret_cast<const void*>(project_kernel<F, 1, false>),
-                             reinterpret_cast<const void*>(project_kernel<F, 2, false>),
-                             reinterpret_cast<const void*>(project_kernel<F, 4, false>),
-                             reinterpret_cast<const void*>(project_kernel<F, 1, true>),
-                             reinterpret_cast<const void*>(project_kernel<F, 4, true>)}) {
-    if (const cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                   static_cast<int>(bytes));
-        e != cudaSuccess) {
-      return e;
+// Calls f.template operator()<Product>() for this product, or returns an error where there is none.
+template <class Call>
+int with_product(const PackedMatrix& w, bool heads, uint32_t rows, Call&& call) {
+  return with_format(w, [&]<class F>() -> int {
+    const auto of = [&]<uint32_t kInputTiles, bool kHeads>() -> int {
+      if constexpr (!F::kWide) {  // wide tiles are rare: one kernel for any number of rows will do
+        if (rows <= kGroupRows) {
+          return call.template operator()<Product<F, kInputTiles, 1, kHeads>>();
+        }
+      }
+      return call.template operator()<Product<F, kInputTiles, 4, kHeads>>();
+    };
+    switch (w.k_tiles + (heads ? 1000 : 0)) {
+      case 4:
+        return of.template operator()<4, false>();
+      case 32:
+        return of.template operator()<32, false>();
+      case 64:
+        return of.template operator()<64, false>();
+      case 1016:
+        return of.template operator()<16, true>();
+      case 1064:
+        return of.template operator()<64, true>();
+      default:
+        return cudaErrorInvalidValue;
+    }
+  });
+}
+
+}  // namespace
+
+uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks) {
+  return layout_of(w, stages, rows, blocks).total;
+}
+
+int prepare_project(uint32_t bytes) {
+  PackedMatrix w{};
+  for (w.planes = 1; w.planes <= 2; ++w.planes) {
+    for (w.wide = 0; w.wide <= 1; ++w.wide) {
+      for (const uint32_t rows : {kGroupRows, kSmallRows}) {
+        for (const uint32_t form : {4u, 32u, 64u, 1016u, 1064u}) {
+          w.k_tiles = form % 1000;
+          const int e = with_product(w, form > 1000, rows, [&]<class P>() -> int {
+            return prepare_kernel(project_kernel<P>, bytes);
+          });
+          if (e != cudaSuccess) {
+            return e;
+          }
+        }
+      }
     }
   }
   return 0;
 }
 
-uint32_t tiles_per_warp(uint32_t k_tiles) { return k_tiles <= kWarps ? 1 : k_tiles / kWarps; }
-
-}  // namespace
-
-uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
-  const uint32_t ring = kWarps * stages * tiles_per_warp(w.k_tiles) * w.tile_bytes;
-  return layout_of(ring, w.k_tiles, rows < kGroupRows ? rows : kGroupRows).total;
-}
-
-int allow_shared_memory_project(uint32_t bytes) {
-  int e = allow<Format<1, false>>(bytes);
-  e = e != 0 ? e : allow<Format<1, true>>(bytes);
-  e = e != 0 ? e : allow<Format<2, false>>(bytes);
-  return e != 0 ? e : allow<Format<2, true>>(bytes);
-}
-
 int launch_project(const ProjectArgs& args, Stream queue) {
-  const uint32_t k = args.w.k_tiles;
-  const bool heads = args.scaling == Scaling::head;
-  return with_format(args.w, [&]<class F>() -> int {
-    if (k == 4 || k == 16) {
-      return heads ? launch<F, 1, true>(args, queue) : launch<F, 1, false>(args, queue);
-    }
-    if (k == 32 && !heads) {
-      return launch<F, 2, false>(args, queue);
-    }
-    if (k == 64) {
-      return heads ? launch<F, 4, true>(args, queue) : launch<F, 4, false>(args, queue);
-    }
+  if (args.rows == 0 || args.rows > kSmallRows) {
     return cudaErrorInvalidValue;
-  });
+  }
+  return with_product(args.w, args.scaling == Scaling::head, args.rows,
+                      [&]<class P>() { return launch<P>(args, queue); });
 }
 
 }  // namespace lily::cuda

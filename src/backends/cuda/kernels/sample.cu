@@ -426,6 +426,11 @@ __global__ void count_kernel(CountArgs a) {
 
 }  // namespace
 
+int prepare_sample() {
+  const int e = prepare_kernel(adjust_kernel, 0);
+  return e != 0 ? e : prepare_kernel(choose_kernel, sizeof(Choosing));
+}
+
 int launch_count(const CountArgs& args, Stream queue) {
   count_kernel<<<1, 32, 0, queue>>>(args);
   return cudaGetLastError();

@@ -49,6 +49,7 @@ struct SampleArgs {
   uint32_t* finite;  // [rows]: 0 where the row could not be used
 };
 int launch_sample(const SampleArgs& args, Stream queue);
+int prepare_sample();  // to be called once before the first launch
 
 // Adds `change` to the counts of a few tokens, and to that of the token sampled last where `sampled` is not
 // null.

@@ -45,21 +45,17 @@ struct PrepareArgs {
   StreamArgs to;
   const uint32_t* rows_of;
 };
-__global__ void __launch_bounds__(256) prepare_kernel(PrepareArgs a) {
+__global__ void __launch_bounds__(256) feed_kernel(PrepareArgs a) {
   wait_for_predecessors();
   start_successors();
   const uint32_t row = blockIdx.x;
   const uint32_t from = a.rows_of != nullptr ? load_l2(a.rows_of + row) : row;
   for (uint32_t i = threadIdx.x; i < a.to.hidden; i += blockDim.x) {
     const float x = load_l2(a.to.stream + size_t{from} * a.to.hidden + i);
-    const uint16_t bits = to_bf16(x * a.to.next_norm[i]);
-    a.to.feed.x[size_t{row} * a.to.hidden + fragment_position(i)] = bits;
+    a.to.feed.x[size_t{row} * a.to.hidden + fragment_position(i)] = to_bf16(x * a.to.next_norm[i]);
     const float square = sum_lanes<kFeedBlock>(x * x);
-    const float sum = sum_lanes<kFeedBlock>(from_bf16(bits));
     if (i % kFeedBlock == 0) {
-      const size_t at = size_t{row} * (a.to.hidden / kFeedBlock) + i / kFeedBlock;
-      a.to.feed.sums[at] = sum;
-      a.to.feed.squares[at] = square;
+      a.to.feed.squares[size_t{row} * (a.to.hidden / kFeedBlock) + i / kFeedBlock] = square;
     }
   }
 }
@@ -79,6 +75,11 @@ __global__ void rotary_kernel(float2* table, const float* frequencies, uint32_t 
 
 }  // namespace
 
+int prepare_stream() {
+  const int e = prepare_kernel(embed_kernel, 0);
+  return e != 0 ? e : prepare_kernel(feed_kernel, 0);
+}
+
 int launch_embed(const EmbedArgs& args, Stream queue) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(args.rows);
@@ -92,7 +93,7 @@ int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows,
   config.gridDim = dim3(rows);
   config.blockDim = dim3(256);
   config.stream = queue;
-  return launch_dependent(prepare_kernel, config, PrepareArgs{to, rows_of});
+  return launch_dependent(feed_kernel, config, PrepareArgs{to, rows_of});
 }
 
 int launch_rotary(float* table, const float* frequencies, uint32_t positions, Stream queue) {

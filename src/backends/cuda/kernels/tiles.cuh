@@ -1,5 +1,5 @@
-// Products of few rows with packed weights: one tile of 16 outputs x 64 inputs times the columns of a group,
-// and the ring of shared memory through which a warp reads its tiles.
+// Products of few rows with packed weights: one tile of 16 outputs x 64 inputs times columns of inputs, the
+// ring of shared memory through which a warp reads its tiles, and the residual stream.
 #pragma once
 
 #include "backends/cuda/kernels/common.cuh"
@@ -24,176 +24,176 @@ int with_format(const PackedMatrix& w, F&& f) {
   return w.wide ? f.template operator()<Format<2, true>>() : f.template operator()<Format<2, false>>();
 }
 
-// ---- The columns of a group in shared memory ------------------------------------------------------------
-// Rows of bf16 in fragment order, `stride` bytes apart; the stride is 16 more than a multiple of 128, which
-// keeps the reads below free of bank conflicts.
-__host__ __device__ constexpr uint32_t column_stride(uint32_t inputs) { return inputs * 2 + 16; }
+__host__ __device__ constexpr uint32_t align128(uint32_t bytes) { return (bytes + 127) / 128 * 128; }
 
-// A lane's part of one tile's B operand: column lane / 4, 16 inputs. Zeros where the column is absent.
+// ---- Columns --------------------------------------------------------------------------------------------
+// A lane's part of one tile's B operand: 16 inputs of column lane / 4, in fragment order. Columns do not mix,
+// so one that is absent may hold anything: it stands for another one, and nobody reads what comes of it.
 struct Column {
   uint32_t b[8];
 };
-__device__ __forceinline__ Column load_column(const uint8_t* column, uint32_t tile, uint32_t lane,
-                                              bool present) {
-  Column c;
-  uint4 low = make_uint4(0, 0, 0, 0);
-  uint4 high = low;
-  if (present) {
-    const uint4* from = reinterpret_cast<const uint4*>(column + tile * (kTileCols * 2) + (lane & 3) * 32);
-    low = from[0];
-    high = from[1];
-  }
-  c.b[0] = low.x, c.b[1] = low.y, c.b[2] = low.z, c.b[3] = low.w;
-  c.b[4] = high.x, c.b[5] = high.y, c.b[6] = high.z, c.b[7] = high.w;
-  return c;
+__device__ __forceinline__ Column column_of(const uint4& low, const uint4& high) {
+  return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
+}
+// Row of inputs in memory that another kernel has written.
+__device__ __forceinline__ Column fetch_column(const uint16_t* row, uint32_t tile, uint32_t lane) {
+  const uint4* const from = reinterpret_cast<const uint4*>(row + tile * kTileCols) + (lane & 3) * 2;
+  return column_of(load_l2(from), load_l2(from + 1));
 }
 
-// Sums of a column's inputs over each half tile, for columns 2t and 2t + 1 of lane t.
-struct HalfSums {
-  float2 half[2];
+// Sums of the inputs of columns 2t and 2t + 1 of lane t: over the tile, or over each of its halves where
+// these have scales of their own.
+template <class F>
+struct ColumnSums {
+  float2 part[F::kWide ? 2 : 1];
 };
-// `sums`: [half tile][kGroupRows]
-__device__ __forceinline__ HalfSums load_half_sums(const float* sums, uint32_t tile, uint32_t lane) {
-  HalfSums s;
-  const float2* from = reinterpret_cast<const float2*>(sums + size_t{tile} * 2 * kGroupRows) + (lane & 3);
-  s.half[0] = from[0];
-  s.half[1] = from[kGroupRows / 2];
-  return s;
+// By the tensor cores: every output of a matrix of ones is the sum of a column.
+template <class F>
+__device__ __forceinline__ ColumnSums<F> sums_of(const Column& x) {
+  constexpr uint32_t kOnes = 0x3f803f80u;
+  float c[2][4] = {};
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    mma(c[F::kWide ? step / 2 : 0], kOnes, kOnes, kOnes, kOnes, x.b[2 * step], x.b[2 * step + 1]);
+  }
+  ColumnSums<F> sums;
+  sums.part[0] = make_float2(c[0][0], c[0][1]);
+  if constexpr (F::kWide) {
+    sums.part[1] = make_float2(c[1][0], c[1][1]);
+  }
+  return sums;
 }
 
 // ---- One tile -------------------------------------------------------------------------------------------
-// f[0], f[1]: output lane / 4, columns 2t and 2t + 1; f[2], f[3]: output lane / 4 + 8. Adds factor * (w x),
-// where kScaled says that there is a factor per column.
-//
-// The tensor cores see codes 128 too large (8-bit codes are two planes, 128 + 16 * 128 too large): with the
-// sum of the inputs, w x = scale * (sum of products) + (bias - offset * scale) * (sum of inputs).
-template <bool kScaled>
-__device__ __forceinline__ void add_half(float (&f)[4], const float (&c)[4], float2 upper, float2 lower,
-                                         float2 sums, float2 factor) {
-  // upper, lower: scale and corrected bias of the two outputs
-  if constexpr (kScaled) {
-    f[0] = fmaf(factor.x, fmaf(upper.x, c[0], upper.y * sums.x), f[0]);
-    f[1] = fmaf(factor.y, fmaf(upper.x, c[1], upper.y * sums.y), f[1]);
-    f[2] = fmaf(factor.x, fmaf(lower.x, c[2], lower.y * sums.x), f[2]);
-    f[3] = fmaf(factor.y, fmaf(lower.x, c[3], lower.y * sums.y), f[3]);
-  } else {
-    f[0] = fmaf(upper.y, sums.x, fmaf(upper.x, c[0], f[0]));
-    f[1] = fmaf(upper.y, sums.y, fmaf(upper.x, c[1], f[1]));
-    f[2] = fmaf(lower.y, sums.x, fmaf(lower.x, c[2], f[2]));
-    f[3] = fmaf(lower.y, sums.y, fmaf(lower.x, c[3], f[3]));
-  }
-}
-
-// Two steps of 16 inputs with two words of codes.
-__device__ __forceinline__ void two_steps(float (&c)[4], uint32_t w0, uint32_t w1, const uint32_t* b) {
-  mma(c, widen(w0), widen(w0 >> 4), widen(w0 >> 8), widen(w0 >> 12), b[0], b[1]);
-  mma(c, widen(w1), widen(w1 >> 4), widen(w1 >> 8), widen(w1 >> 12), b[2], b[3]);
-}
-
-template <class F, bool kScaled>
-__device__ __forceinline__ void add_tile(float (&f)[4], const uint8_t* tile, const Column& column,
-                                         const HalfSums& sums, float2 factor, uint32_t lane) {
-  constexpr float kOffset = F::kPlanes == 2 ? 17 * 128.0f : 128.0f;
-  const uint32_t g = lane >> 2;
-  float c[2][4] = {};  // of the halves; a narrow tile uses the first for both
-  const uint4 q = *reinterpret_cast<const uint4*>(tile + lane * 16);
-  two_steps(c[0], q.x, q.y, column.b);
-  two_steps(c[F::kWide ? 1 : 0], q.z, q.w, column.b + 4);
-  if constexpr (F::kPlanes == 2) {
-    float d[2][4] = {};
-    const uint4 high = *reinterpret_cast<const uint4*>(tile + kPlaneBytes + lane * 16);
-    two_steps(d[0], high.x, high.y, column.b);
-    two_steps(d[F::kWide ? 1 : 0], high.z, high.w, column.b + 4);
+// The tensor cores see codes 128 too large. They start from -128 times the sum of the inputs, so that what
+// they end with is the sum of code times input; 8-bit codes are two planes of four.
+template <class F>
+struct TileWords {
+  uint4 planes[F::kPlanes];
+  float2 upper[F::kWide ? 2 : 1];  // scale and bias of output lane / 4, for each half if wide
+  float2 lower[F::kWide ? 2 : 1];  // of output lane / 4 + 8
+};
+template <class F>
+__device__ __forceinline__ TileWords<F> load_tile(const uint8_t* tile, uint32_t lane) {
+  TileWords<F> w;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      c[0][i] = fmaf(16.0f, d[0][i], c[0][i]);
-      c[1][i] = fmaf(16.0f, d[1][i], c[1][i]);
-    }
+  for (int i = 0; i < F::kPlanes; ++i) {
+    w.planes[i] = *reinterpret_cast<const uint4*>(tile + i * kPlaneBytes + lane * 16);
   }
-  const uint8_t* scales = tile + F::kPlanes * kPlaneBytes;
+  const uint8_t* const scales = tile + F::kPlanes * kPlaneBytes;
+  const uint32_t g = lane >> 2;
   if constexpr (F::kWide) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float2* pairs = reinterpret_cast<const float2*>(scales) + half * kTileRows;
-      float2 upper = pairs[g];
-      float2 lower = pairs[g + 8];
-      upper.y = fmaf(-kOffset, upper.x, upper.y);
-      lower.y = fmaf(-kOffset, lower.x, lower.y);
-      add_half<kScaled>(f, c[half], upper, lower, sums.half[half], factor);
+      const float2* const pairs = reinterpret_cast<const float2*>(scales) + half * kTileRows;
+      w.upper[half] = pairs[g];
+      w.lower[half] = pairs[g + 8];
     }
   } else {
-    const uint32_t* pairs = reinterpret_cast<const uint32_t*>(scales);
-    const uint32_t u = pairs[g];
-    const uint32_t l = pairs[g + 8];
-    const float2 upper = make_float2(low_bf16(u), fmaf(-kOffset, low_bf16(u), high_bf16(u)));
-    const float2 lower = make_float2(low_bf16(l), fmaf(-kOffset, low_bf16(l), high_bf16(l)));
-    const float2 both = make_float2(sums.half[0].x + sums.half[1].x, sums.half[0].y + sums.half[1].y);
-    add_half<kScaled>(f, c[0], upper, lower, both, factor);
+    const uint32_t upper = reinterpret_cast<const uint32_t*>(scales)[g];
+    const uint32_t lower = reinterpret_cast<const uint32_t*>(scales)[g + 8];
+    w.upper[0] = make_float2(low_bf16(upper), high_bf16(upper));
+    w.lower[0] = make_float2(low_bf16(lower), high_bf16(lower));
+  }
+  return w;
+}
+
+// c: sums of code times input, of each half if wide. For outputs lane / 4 (c[0], c[1]) and lane / 4 + 8
+// (c[2], c[3]) and columns 2t, 2t + 1.
+template <class F, int kPlane>
+__device__ __forceinline__ void multiply_plane(float (&c)[F::kWide ? 2 : 1][4], const TileWords<F>& w,
+                                               const Column& x, const ColumnSums<F>& sums) {
+#pragma unroll
+  for (int part = 0; part < (F::kWide ? 2 : 1); ++part) {
+    c[part][0] = c[part][2] = -128.0f * sums.part[part].x;
+    c[part][1] = c[part][3] = -128.0f * sums.part[part].y;
+  }
+  const uint32_t words[4] = {w.planes[kPlane].x, w.planes[kPlane].y, w.planes[kPlane].z, w.planes[kPlane].w};
+#pragma unroll
+  for (int step = 0; step < 4; ++step) {
+    const uint32_t q = words[step];
+    mma(c[F::kWide ? step / 2 : 0], widen(q), widen(q >> 4), widen(q >> 8), widen(q >> 12), x.b[2 * step],
+        x.b[2 * step + 1]);
+  }
+}
+
+// f += w x. f[0], f[1]: output lane / 4, columns 2t and 2t + 1; f[2], f[3]: output lane / 4 + 8.
+template <class F>
+__device__ __forceinline__ void add_tile(float (&f)[4], const TileWords<F>& w, const Column& x,
+                                         const ColumnSums<F>& sums) {
+  float c[F::kWide ? 2 : 1][4];
+  multiply_plane<F, 0>(c, w, x, sums);
+  if constexpr (F::kPlanes == 2) {
+    float d[F::kWide ? 2 : 1][4];
+    multiply_plane<F, 1>(d, w, x, sums);
+#pragma unroll
+    for (int part = 0; part < (F::kWide ? 2 : 1); ++part) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        c[part][i] = fmaf(16.0f, d[part][i], c[part][i]);
+      }
+    }
+  }
+#pragma unroll
+  for (int part = 0; part < (F::kWide ? 2 : 1); ++part) {
+    const float2 s = sums.part[part];
+    f[0] = fmaf(w.upper[part].x, c[part][0], fmaf(w.upper[part].y, s.x, f[0]));
+    f[1] = fmaf(w.upper[part].x, c[part][1], fmaf(w.upper[part].y, s.y, f[1]));
+    f[2] = fmaf(w.lower[part].x, c[part][2], fmaf(w.lower[part].y, s.x, f[2]));
+    f[3] = fmaf(w.lower[part].x, c[part][3], fmaf(w.lower[part].y, s.y, f[3]));
   }
 }
 
 // ---- A warp's ring of weights ---------------------------------------------------------------------------
-// Stages of kBytes in shared memory. Every call of fetch() is one group of copies, also without an address.
-template <uint32_t kBytes>
+// Stages of kBytes in shared memory, kStride apart, filled and used in turn. Whatever is fetched must be
+// waited for.
+template <uint32_t kStride, uint32_t kBytes = kStride>
 struct Ring {
   uint8_t* base;
+  uint64_t* full;  // barriers of the stages
   uint32_t stages;
-  uint32_t lane;
-  uint32_t head = 0;  // stage that is filled next
-  uint32_t tail = 0;  // stage that is used next
+  uint32_t head = 0;    // stage that is filled next
+  uint32_t tail = 0;    // stage that is used next
+  uint32_t parity = 0;  // of its barrier
 
-  __device__ __forceinline__ void fetch(const uint8_t* from) {
-    if (from != nullptr) {
-      uint8_t* to = base + head * kBytes;
-#pragma unroll
-      for (uint32_t at = 0; at < kBytes; at += 512) {
-        if (at + 512 <= kBytes || at + lane * 16 < kBytes) {
-          copy_async(to + at + lane * 16, from + at + lane * 16);
-        }
-      }
+  __device__ __forceinline__ void prepare(uint32_t lane) const {
+    if (lane < stages) {
+      init_copy_barrier(full + lane);
     }
-    commit_copies();
+    __syncwarp();
+  }
+  __device__ __forceinline__ void fetch(const uint8_t* from, uint32_t lane) {
+    copy_block<kBytes>(base + head * kStride, from, full + head, lane);
     head = head + 1 == stages ? 0 : head + 1;
   }
+  // Waits until the stage `back` before the one that is filled next has arrived, in the first round.
+  __device__ __forceinline__ void pace(uint32_t back) const {
+    if (head >= back) {
+      wait_barrier(full + head - back, 0);
+    }
+  }
   // The oldest stage, once its bytes are there.
-  __device__ __forceinline__ const uint8_t* wait() {
-    wait_copies_but(stages - 1);
-    __syncwarp();
-    return base + tail * kBytes;
+  __device__ __forceinline__ const uint8_t* wait() const {
+    wait_barrier(full + tail, parity);
+    return base + tail * kStride;
   }
   // It may be filled again.
   __device__ __forceinline__ void release() {
     __syncwarp();
-    tail = tail + 1 == stages ? 0 : tail + 1;
+    ++tail;
+    if (tail == stages) {
+      tail = 0;
+      parity ^= 1;
+    }
   }
 };
-
-// ---- Results --------------------------------------------------------------------------------------------
-// Partial results of one unit of 16 outputs, from `split` warps that share the inputs: [split][rows][16].
-__device__ __forceinline__ void store_partial(float* part, uint32_t split, uint32_t rows, const float (&f)[4],
-                                              uint32_t lane) {
-  const uint32_t g = lane >> 2;
-  const uint32_t column = (lane & 3) * 2;
-  float* to = part + size_t{split} * rows * kTileRows;
-  if (column < rows) {
-    to[column * kTileRows + g] = f[0];
-    to[column * kTileRows + g + 8] = f[2];
-  }
-  if (column + 1 < rows) {
-    to[(column + 1) * kTileRows + g] = f[1];
-    to[(column + 1) * kTileRows + g + 8] = f[3];
-  }
-}
-__device__ __forceinline__ float sum_partials(const float* part, uint32_t splits, uint32_t rows, uint32_t row,
-                                              uint32_t output) {
-  float sum = 0;
-#pragma unroll 8
-  for (uint32_t s = 0; s < splits; ++s) {
-    sum += part[(size_t{s} * rows + row) * kTileRows + output];
-  }
-  return sum;
+inline constexpr uint32_t kMostStages = 9;
+// Bytes of the barriers of a block's rings; those of warp w begin at w * kMostStages.
+__host__ __device__ constexpr uint32_t ring_barrier_bytes(uint32_t warps) {
+  return align128(warps * kMostStages * 8);
 }
 
+// ---- The residual stream --------------------------------------------------------------------------------
 // An element of the stream and the weight of the norm that comes next, read before they are needed.
 struct Element {
   float value;
@@ -209,84 +209,39 @@ __device__ __forceinline__ Element load_element(const StreamArgs& to, uint32_t r
 __device__ __forceinline__ void add_to_stream(const StreamArgs& to, uint32_t row, uint32_t output,
                                               float value, bool active, const Element& element) {
   float now = 0;
-  float fed = 0;
   if (active) {
     now = element.value + value;
     to.stream[size_t{row} * to.hidden + output] = now;
-    const uint16_t bits = to_bf16(now * element.norm);
-    fed = from_bf16(bits);
-    to.feed.x[size_t{row} * to.hidden + fragment_position(output)] = bits;
+    to.feed.x[size_t{row} * to.hidden + fragment_position(output)] = to_bf16(now * element.norm);
   }
   const float square = sum_lanes<kFeedBlock>(now * now);
-  const float sum = sum_lanes<kFeedBlock>(fed);
   if (active && output % kFeedBlock == 0) {
-    const size_t at = size_t{row} * (to.hidden / kFeedBlock) + output / kFeedBlock;
-    to.feed.sums[at] = sum;
-    to.feed.squares[at] = square;
+    to.feed.squares[size_t{row} * (to.hidden / kFeedBlock) + output / kFeedBlock] = square;
   }
 }
 
-// ---- Feeds to shared memory -----------------------------------------------------------------------------
-// Each part of a feed is brought by warps of its own, so that one latency is paid for all of them.
-struct Team {
-  uint32_t thread;  // of this thread in the team; not below `threads`: it is not in the team
-  uint32_t threads;
+// Sums of squares of a row of the feed, spread over the lanes of a warp.
+template <uint32_t kInputs>
+struct RowSquares {
+  static constexpr uint32_t kBlocks = kInputs / kFeedBlock;
+  static constexpr uint32_t kEach = (kBlocks + 31) / 32;
+  float each[kEach];
+
+  __device__ __forceinline__ void load(const float* squares, uint32_t row, uint32_t lane) {
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      each[i] = i * 32 + lane < kBlocks ? load_l2(squares + size_t{row} * kBlocks + i * 32 + lane) : 0.0f;
+    }
+  }
+  // 1 / rms, in all lanes.
+  __device__ __forceinline__ float scale() const {
+    float sum = 0;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      sum += each[i];
+    }
+    return rsqrtf(sum_lanes<32>(sum) / static_cast<float>(kInputs) + kEps);
+  }
 };
-__device__ __forceinline__ Team team_of(uint32_t first_warp, uint32_t warps) {
-  return {threadIdx.x - first_warp * 32, warps * 32};
-}
-
-// Columns of a group, from rows of the feed.
-__device__ __forceinline__ void load_columns(const Team& team, uint8_t* columns, const uint16_t* x,
-                                             uint32_t inputs, uint32_t rows) {
-  const uint32_t chunks = inputs / 8;  // of 16 bytes
-  if (team.thread < team.threads) {
-#pragma unroll 4
-    for (uint32_t i = team.thread; i < rows * chunks; i += team.threads) {
-      const uint32_t row = i / chunks;
-      const uint32_t chunk = i % chunks;
-      *reinterpret_cast<uint4*>(columns + size_t{row} * column_stride(inputs) + chunk * 16) =
-          load_l2(reinterpret_cast<const uint4*>(x + size_t{row} * inputs) + chunk);
-    }
-  }
-}
-// Sums over half tiles: [inputs / 32][kGroupRows]. Those of absent rows are cleared before the kernel waits.
-__device__ __forceinline__ void clear_sums(float* to, uint32_t inputs) {
-  for (uint32_t i = threadIdx.x; i < inputs / 32 * kGroupRows; i += blockDim.x) {
-    to[i] = 0;
-  }
-}
-__device__ __forceinline__ void load_sums(const Team& team, float* to, const float* sums, uint32_t inputs,
-                                          uint32_t rows) {
-  const uint32_t halves = inputs / 32;
-  if (team.thread < team.threads) {
-    for (uint32_t i = team.thread; i < rows * halves; i += team.threads) {
-      const uint32_t row = i / halves;
-      const uint32_t half = i % halves;
-      const float2 two =
-          load_l2(reinterpret_cast<const float2*>(sums + size_t{row} * (inputs / kFeedBlock)) + half);
-      to[half * kGroupRows + row] = two.x + two.y;
-    }
-  }
-}
-// 1 / rms of each row: a warp of the team takes a row at a time.
-__device__ __forceinline__ void load_row_scales(const Team& team, float* to, const float* squares,
-                                                uint32_t inputs, uint32_t rows) {
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t blocks = inputs / kFeedBlock;
-  if (team.thread < team.threads) {
-    for (uint32_t row = team.thread / 32; row < rows; row += team.threads / 32) {
-      float sum = 0;
-#pragma unroll 4
-      for (uint32_t i = lane; i < blocks; i += 32) {
-        sum += load_l2(squares + size_t{row} * blocks + i);
-      }
-      sum = sum_lanes<32>(sum);
-      if (lane == 0) {
-        to[row] = rsqrtf(sum / static_cast<float>(inputs) + kEps);
-      }
-    }
-  }
-}
 
 }  // namespace lily::cuda
