@@ -41,6 +41,10 @@ __device__ __forceinline__ Channel load_channel(const DeltaStepArgs& a, const Se
   }
   return c;
 }
+// A thread's: one of q or k, and one of v.
+struct Channels {
+  Channel key, value;
+};
 // Takes in the next token's input.
 __device__ __forceinline__ float convolve(Channel& c, float x) {
   float sum = 0;
@@ -93,26 +97,26 @@ struct Place {
 
 // One token: s becomes the state after it, the strip of the head's output is written. Norms of q and k are
 // factors of sums, so that only their squares must be known to all warps, not the normed vectors.
-__device__ __forceinline__ void step(Shared& sh, float (&s)[kKeys], Channel& of_key, Channel& of_value,
-                                     const DeltaStepArgs& a, const Place& place, uint32_t row) {
+__device__ __forceinline__ void step(Shared& sh, float (&s)[kKeys], Channels& of, const DeltaStepArgs& a,
+                                     const Place& place, uint32_t row) {
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
   const uint32_t output = place.head * kDeltaDim + place.strip * kColumns + lane;
   const float* const mixed = a.mixed + size_t{row} * a.ld;
   const float* const gates = mixed + conv_channels(a.dims) + value_width(a.dims);
-  const float key_input = load_l2(mixed + of_key.at);
-  const float value_input = load_l2(mixed + of_value.at);
+  const float key_input = load_l2(mixed + of.key.at);
+  const float value_input = load_l2(mixed + of.value.at);
   const float decay_input = load_l2(gates + place.head);
   const float beta_input = load_l2(gates + a.dims.v_heads + place.head);
   const float z = load_l2(mixed + conv_channels(a.dims) + output);
 
-  const float x = convolve(of_key, key_input);
+  const float x = convolve(of.key, key_input);
   (threadIdx.x < kDeltaDim ? sh.q : sh.k)[threadIdx.x % kDeltaDim] = x;
   const float square = sum_lanes<32>(x * x);
   if (lane == 0) {
     sh.squares[warp] = square;
   }
-  const float v = convolve(of_value, value_input);
+  const float v = convolve(of.value, value_input);
   const float decay = expf(-place.rate * softplus(decay_input + place.dt_bias));
   const float beta = 1.0f / (1.0f + expf(-beta_input));
   __syncthreads();
@@ -207,14 +211,14 @@ __global__ void __launch_bounds__(kWarps * 32, 4) delta_step_kernel(DeltaStepArg
     wait_for_predecessors();
   }
   load_state(s, state);
-  Channel of_key = load_channel(a, segment, ring, key_channel);
-  Channel of_value = load_channel(a, segment, ring, value_channel);
+  Channels channels{load_channel(a, segment, ring, key_channel),
+                    load_channel(a, segment, ring, value_channel)};
   if (a.single != 0) {
     wait_for_predecessors();
   }
 #pragma unroll 1
   for (uint32_t r = 0; r < segment.rows; ++r) {
-    step(sh, s, of_key, of_value, a, place, segment.first_row - a.first_row + r);
+    step(sh, s, channels, a, place, segment.first_row - a.first_row + r);
   }
 #pragma unroll
   for (uint32_t i = 0; i < kKeys; ++i) {

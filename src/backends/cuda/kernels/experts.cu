@@ -167,6 +167,70 @@ __device__ __forceinline__ void add_part(float (&f)[4], const uint8_t* stage,
   }
 }
 
+// By the warps that do not route: the inputs of all rows, and the factors of their norms.
+template <class F, uint32_t kInputTiles>
+__device__ __forceinline__ void bring_inputs(const ExpertArgs& a, const Rows<F, kInputTiles>& inputs,
+                                             float* scales) {
+  constexpr uint32_t kWarps = kEnterWarps - kRouteWarps;
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t own = threadIdx.x / 32 - kRouteWarps;
+  RowSquares<kInputTiles * kTileCols> squares;
+  squares.load(a.feed.squares, min(own, a.rows - 1), lane);
+  inputs.load(a.feed.x, threadIdx.x - kRouteWarps * 32, kWarps * 32);
+#pragma unroll 1
+  for (uint32_t row = own; row < a.rows; row += kWarps) {
+    if (row != own) {
+      squares.load(a.feed.squares, row, lane);
+    }
+    const float scale = squares.scale();
+    if (lane == 0) {
+      scales[row] = scale;
+    }
+  }
+}
+
+// Units whose parts were worked on by different warps: a warp adds those of a unit.
+template <uint32_t kParts>
+__device__ __forceinline__ void finish_split_units(const ExpertArgs& a, const Routing& r, const float* part,
+                                                   const float* scales, uint32_t all) {
+#pragma unroll 1
+  for (uint32_t u = threadIdx.x / 32; blockIdx.x + u * gridDim.x < all; u += kEnterWarps) {
+    const float4* const of = reinterpret_cast<const float4*>(part) + u * kParts * 32 + (threadIdx.x & 31);
+    float total[4];
+#pragma unroll
+    for (uint32_t i = 0; i < kParts; ++i) {
+      const float4 p = of[i * 32];
+      total[0] = i == 0 ? p.x : total[0] + p.x;
+      total[1] = i == 0 ? p.y : total[1] + p.y;
+      total[2] = i == 0 ? p.z : total[2] + p.z;
+      total[3] = i == 0 ? p.w : total[3] + p.w;
+    }
+    finish_unit(a, scales, unit_of(r, a.w, blockIdx.x + u * gridDim.x), total);
+  }
+}
+
+__device__ __forceinline__ void note_experts(const ExpertArgs& a, const Routing& r) {
+  for (uint32_t i = r.shared + threadIdx.x; i < r.count; i += blockDim.x) {
+    atomicOr(a.experts_used + r.entries[i].expert / 32, 1u << (r.entries[i].expert % 32));
+  }
+}
+
+// Where the rows go, and their inputs. Ends with a barrier.
+template <class F, uint32_t kInputTiles>
+__device__ __forceinline__ void route_and_bring(const ExpertArgs& a, Routing& r,
+                                                const Rows<F, kInputTiles>& inputs, float* scales) {
+  if (threadIdx.x / 32 < kRouteWarps) {
+    route_rows(r, a.router, a.ld_router, a.dims.experts, a.rows, kRouteWarps);
+  } else {
+    bring_inputs(a, inputs, scales);
+  }
+  __syncthreads();
+  if (a.rows > 1) {
+    list_entries(r, a.rows);
+    __syncthreads();
+  }
+}
+
 template <class F, uint32_t kInputTiles, bool kSplit>
 __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -205,30 +269,7 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   }
 
   wait_for_predecessors();
-  if (warp < kRouteWarps) {
-    route_rows(r, a.router, a.ld_router, a.dims.experts, a.rows, kRouteWarps);
-  } else {
-    constexpr uint32_t kWarps = kEnterWarps - kRouteWarps;
-    const uint32_t own = warp - kRouteWarps;
-    RowSquares<kInputTiles * kTileCols> squares;
-    squares.load(a.feed.squares, min(own, a.rows - 1), lane);
-    inputs.load(a.feed.x, threadIdx.x - kRouteWarps * 32, kWarps * 32);
-#pragma unroll 1
-    for (uint32_t row = own; row < a.rows; row += kWarps) {
-      if (row != own) {
-        squares.load(a.feed.squares, row, lane);
-      }
-      const float scale = squares.scale();
-      if (lane == 0) {
-        scales[row] = scale;
-      }
-    }
-  }
-  __syncthreads();
-  if (a.rows > 1) {
-    list_entries(r, a.rows);
-    __syncthreads();
-  }
+  route_and_bring(a, r, inputs, scales);
   const uint32_t all = r.count * a.w.row_blocks;
 #pragma unroll 1
   while (fetched < a.stages && fetch(all)) {
@@ -264,24 +305,10 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   }
   if constexpr (kSplit) {
     __syncthreads();
-#pragma unroll 1
-    for (uint32_t u = warp; blockIdx.x + u * gridDim.x < all; u += kEnterWarps) {
-      const float4* const of = reinterpret_cast<const float4*>(part) + u * kParts * 32 + lane;
-#pragma unroll
-      for (uint32_t i = 0; i < kParts; ++i) {
-        const float4 p = of[i * 32];
-        total[0] = i == 0 ? p.x : total[0] + p.x;
-        total[1] = i == 0 ? p.y : total[1] + p.y;
-        total[2] = i == 0 ? p.z : total[2] + p.z;
-        total[3] = i == 0 ? p.w : total[3] + p.w;
-      }
-      finish_unit(a, scales, unit_of(r, a.w, blockIdx.x + u * gridDim.x), total);
-    }
+    finish_split_units<kParts>(a, r, part, scales, all);
   }
   if (blockIdx.x == gridDim.x - 1) {
-    for (uint32_t i = r.shared + threadIdx.x; i < r.count; i += blockDim.x) {
-      atomicOr(a.experts_used + r.entries[i].expert / 32, 1u << (r.entries[i].expert % 32));
-    }
+    note_experts(a, r);
   }
 }
 
@@ -355,6 +382,41 @@ __device__ __forceinline__ float sum_of_row(const Routing& r, const float* y, co
   return fmaf(r.weights[row][kTopK], shared, value);
 }
 
+// The warp's tile of the shared expert times all rows; `x` is of the first entry.
+template <class F, uint32_t kInputTiles>
+__device__ __forceinline__ void add_shared(const ExpertArgs& a, const Routing& r, const TileWords<F>& w,
+                                           Column x, float* shared_y) {
+  const uint32_t warp = threadIdx.x / 32;
+#pragma unroll 1
+  for (uint32_t i = 0; i < r.shared; ++i) {
+    if (i > 0) {
+      x = fetch_column(use_of(a, r.entries[i]), warp, threadIdx.x & 31);
+    }
+    float f[4] = {};
+    add_tile<F>(f, w, x, sums_of<F>(x));
+    put_outputs(shared_y, r.entries[i], kInputTiles, false, warp, f);
+  }
+}
+
+// The block's 16 outputs of all rows to the stream; `early` is of the thread's first.
+template <uint32_t kInputTiles>
+__device__ __forceinline__ void finish_rows(const ExpertArgs& a, const Routing& r, const float* y,
+                                            const float* shared_y, const Element& early) {
+  const uint32_t work = a.rows * kTileRows;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += blockDim.x) {
+    const bool active = i < work;
+    const uint32_t row = i / kTileRows;
+    const uint32_t output = blockIdx.x * kTileRows + i % kTileRows;
+    Element element = early;
+    if (active && i != threadIdx.x) {
+      element = load_element(a.to, row, output);
+    }
+    const float value = active ? sum_of_row<kInputTiles>(r, y, shared_y, row, i % kTileRows) : 0;
+    add_to_stream(a.to, row, output, value, active, element);
+  }
+}
+
 template <class F, uint32_t kInputTiles, uint32_t kWarps>
 __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) down_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -406,22 +468,12 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) do
       x[i] = fetch_column(use_of(a, r.entries[min(at, r.count - 1)]), i, lane);
     }
   };
-  Column of_shared = fetch_column(use_of(a, r.entries[0]), min(warp, kInputTiles - 1), lane);
+  const Column of_shared = fetch_column(use_of(a, r.entries[0]), min(warp, kInputTiles - 1), lane);
   load();
   if (warp < kInputTiles) {
     wait_barrier(barriers + kMostLeaveStages, 0);
-    const TileWords<F> w = load_tile<F>(shared_tile, lane);
-#pragma unroll 1
-    for (uint32_t i = 0; i < r.shared; ++i) {
-      if (i > 0) {
-        of_shared = fetch_column(use_of(a, r.entries[i]), warp, lane);
-      }
-      float f[4] = {};
-      add_tile<F>(f, w, of_shared, sums_of<F>(of_shared));
-      put_outputs(shared_y, r.entries[i], kInputTiles, false, warp, f);
-    }
+    add_shared<F, kInputTiles>(a, r, load_tile<F>(shared_tile, lane), of_shared, shared_y);
   }
-
 #pragma unroll 1
   while (at < r.count) {
     const uint8_t* const stage = ring.wait();
@@ -439,19 +491,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) do
     }
   }
   __syncthreads();
-  const uint32_t work = a.rows * kTileRows;
-#pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += kWarps * 32) {
-    const bool active = i < work;
-    const uint32_t row = i / kTileRows;
-    const uint32_t output = blockIdx.x * kTileRows + i % kTileRows;
-    Element element = early;
-    if (active && i != threadIdx.x) {
-      element = load_element(a.to, row, output);
-    }
-    const float value = active ? sum_of_row<kInputTiles>(r, y, shared_y, row, i % kTileRows) : 0;
-    add_to_stream(a.to, row, output, value, active, element);
-  }
+  finish_rows<kInputTiles>(a, r, y, shared_y, early);
 }
 
 using Kernel = void (*)(ExpertArgs);

@@ -265,6 +265,34 @@ __device__ __forceinline__ void multiply_unit(float (&f)[P::kGroups][4], const u
   }
 }
 
+// The element of the stream that a thread finishes first.
+__device__ __forceinline__ Element first_element(const ProjectArgs& a) {
+  if (a.y != nullptr) {
+    return {0, 0};
+  }
+  const Place place = places_of(a.rows).of(threadIdx.x);
+  const uint32_t output = (blockIdx.x + place.unit * gridDim.x) * kTileRows + place.output;
+  return load_element(a.to, min(place.row, a.rows - 1), min(output, a.to.hidden - 1));
+}
+
+// 1 / rms of all rows, a warp for each; `squares` are of the warp's first.
+template <class P>
+__device__ __forceinline__ void scale_rows(float* scales, RowSquares<P::kInputs>& squares,
+                                           const ProjectArgs& a) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t warp = threadIdx.x / 32;
+#pragma unroll 1
+  for (uint32_t row = warp; row < a.rows; row += kWarps) {
+    if (row != warp) {
+      squares.load(a.feed.squares, row, lane);
+    }
+    const float scale = squares.scale();
+    if (lane == 0) {
+      scales[row] = scale;
+    }
+  }
+}
+
 template <class P>
 __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_kernel(Launch launch) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -303,9 +331,6 @@ __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_
   const uint32_t unit_floats = P::kSplits * a.rows * kTileRows;
   float* const own = part + (split * a.rows + (lane & 3) * 2) * kTileRows + (lane >> 2);
 
-  const Place place = places_of(a.rows).of(threadIdx.x);  // of the first value that this thread finishes
-  const uint32_t first = (blockIdx.x + place.unit * gridDim.x) * kTileRows + place.output;
-
   wait_for_predecessors();
   uint8_t* const columns = shared + at.columns;
   if constexpr (P::kStaged) {
@@ -315,25 +340,13 @@ __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_
   load_inputs<P>(in, a, split);
   RowSquares<P::kInputs> squares;
   squares.load(a.feed.squares, min(warp, a.rows - 1), lane);
-  Element early = {0, 0};
-  if (a.y == nullptr) {
-    early = load_element(a.to, min(place.row, a.rows - 1), min(first, a.to.hidden - 1));
-  }
+  const Element early = first_element(a);
   sum_inputs(in);
   if constexpr (P::kStaged) {
     wait_copies<0>();
     __syncthreads();
   }
-#pragma unroll 1
-  for (uint32_t row = warp; row < a.rows; row += kWarps) {
-    if (row != warp) {
-      squares.load(a.feed.squares, row, lane);
-    }
-    const float scale = squares.scale();
-    if (lane == 0) {
-      scales[row] = scale;
-    }
-  }
+  scale_rows<P>(scales, squares, a);
   uint32_t buffer = 0;
   uint32_t unit = blockIdx.x + team * gridDim.x;  // of the matrix, of this team
 #pragma unroll 1
