@@ -62,7 +62,8 @@ check 'packing, sampler' 120 "$unit"
 check 'blocks' 120 "$blocks" --gtest_filter='*BlockTest*cuda:-*FullWidth*'
 check 'whole model' 120 "$blocks" --gtest_filter='*ModelTest*cuda:Cuda*'
 sanitize 'memcheck' memcheck '*ModelTest.SequencesInOnePass*/cuda:*ModelTest.RejectedDrafts*/cuda'
-sanitize 'racecheck' racecheck '*ModelTest.EveryStep*/cuda:*ModelTest.GreedyDecodingFollows*/cuda'
+# Without graphs, on which racecheck does not come to an end: the block tests call the kernels for few rows themselves.
+sanitize 'racecheck' racecheck '*ModelTest.EveryStep*/cuda:*BlockTest.Attention/cuda:*BlockTest.DeltaNet/cuda'
 sanitize 'initcheck' initcheck '*ModelTest.EveryStep*/cuda:*ModelTest.GreedyDecodingFollows*/cuda'
 check 'agreement with the reference' 120 "$lily" eval agreement models/lily-tiny --device cuda \
   --against-device reference --text tests/behaviour/heldout.txt --max-tokens 20480
@@ -72,6 +73,7 @@ serve() {  # NAME SECONDS MODEL OPTIONS...: a server with this model, tried by t
   "$lily" serve "$model" --device cuda --port 8099 "$@" > "$logs/server_$name.log" 2>&1 &
   server=$!
   check "$name" "$limit" python3 tools/measure_server.py http://127.0.0.1:8099
+  nvidia-smi --query-gpu=memory.used --format=csv,noheader | sed 's/^/  memory of the GPU in use: /' | tee -a "$table"
   grep -E '^  ' "$logs/$(echo "$name" | tr ' /' '__').log" | tee -a "$table"
   kill $server
   wait $server 2>/dev/null
@@ -85,14 +87,16 @@ if [ -z "${QUICK:-}" ]; then
   if [ -f "${TOKENIZER:-$build/qwen36_tokenizer}/tokenizer.json" ]; then
     made=$(mktemp -d /dev/shm/lily_check.XXXX)
     "$lily" synth "$made/model" --shape qwen36 --tokenizer "${TOKENIZER:-$build/qwen36_tokenizer}" > "$logs/synth.log" 2>&1
-    serve 'server, full size' 90 "$made/model" --ctx 32768
+    serve 'server, full size' 90 "$made/model" --ctx 32768 --parallel 1 --chunk 2048
     rm -rf "$made"
   fi
-  timeout 280 "$lily" bench --random --shape qwen36 --device cuda --chunk 4096 --prompt 512,2048,8192 --decode 128 \
-    --depth 0,32768,131072 --parallel 1 > "$logs/bench1.log" 2>&1 || failed=1
-  timeout 120 "$lily" bench --random --shape qwen36 --device cuda --prompt 0 --decode 128 --depth 0 --parallel 8,32 \
-    > "$logs/bench8.log" 2>&1 || failed=1
-  grep -hE '^(limits|phase|prefill|decode|fingerprint)' "$logs/bench1.log" "$logs/bench8.log" | tee -a "$table"
+  bench() {  # LOG SECONDS OPTIONS...
+    timeout "$2" "$lily" bench --random --shape qwen36 --device cuda "${@:3}" > "$logs/$1.log" 2>&1 || failed=1
+  }
+  bench bench_prefill 120 --chunk 4096 --prompt 512,2048,8192,65536 --decode 128
+  bench bench_deep 120 --chunk 4096 --prompt 0 --decode 128 --depth 32768,131072
+  bench bench_many 90 --prompt 0 --decode 128 --parallel 8,32
+  grep -hE '^(limits|phase|prefill|decode|fingerprint)' "$logs"/bench_*.log | tee -a "$table"
 fi
 echo
 echo "== gpu_check: $([ $failed -eq 0 ] && echo 'everything passed' || echo 'SOMETHING FAILED')"

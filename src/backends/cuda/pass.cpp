@@ -26,10 +26,11 @@ uint64_t PassTables::bytes(uint32_t rows) {
          align(rows * sizeof(SampleRow));
 }
 
-Result<void> PassTables::allocate(uint32_t rows, Meter& meter) {
+Result<void> PassTables::allocate(uint32_t rows, Meter& meter, Stream queue) {
   rows_ = rows;
   LILY_TRY(tables_, DeviceMemory::allocate(bytes(rows), meter, "memory for the tables of a pass"));
   LILY_TRY(results_, DeviceMemory::allocate(rows * 8, meter, "memory for sampled tokens"));
+  LILY_TRY_VOID(clear(results_.bytes(), results_.size(), queue));  // it comes back whole
   for (uint32_t i = 0; i < kCopies; ++i) {
     LILY_TRY(host_[i], PinnedMemory::allocate(bytes(rows), "page-locked memory for the tables of a pass"));
     LILY_TRY(host_results_[i], PinnedMemory::allocate(rows * 8, "page-locked memory for sampled tokens"));
@@ -82,8 +83,8 @@ uint64_t PassRunner::workspace_bytes(const Plan& plan) {
 }
 
 Result<void> PassRunner::prepare() {
-  LILY_TRY_VOID(small_.allocate(kSmallRows, meter_));
-  LILY_TRY_VOID(large_.allocate(plan_.max_rows, meter_));
+  LILY_TRY_VOID(small_.allocate(kSmallRows, meter_, model_.queue()));
+  LILY_TRY_VOID(large_.allocate(plan_.max_rows, meter_, model_.queue()));
   const uint64_t words = (plan_.shape.vocab + 31) / 32;
   LILY_TRY(bias_,
            DeviceMemory::allocate(plan_.sequences * uint64_t{Limits::kMaxLogitBias} * sizeof(BiasEntry),

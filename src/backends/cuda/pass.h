@@ -14,7 +14,7 @@ namespace lily::cuda {
 class PassTables {
  public:
   static constexpr uint32_t kCopies = Backend::kMaxInFlight;
-  Result<void> allocate(uint32_t rows, Meter& meter);
+  Result<void> allocate(uint32_t rows, Meter& meter, Stream queue);
   uint32_t rows() const { return rows_; }
   static uint64_t bytes(uint32_t rows);
 
