@@ -128,34 +128,49 @@ const float* DeviceModel::norm_after_moe(uint32_t layer) const {
 
 Result<void> DeviceModel::project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows,
                                   float* y) {
-  const LaunchShape shape = project_shape(w, rows, traits_);
-  const ProjectArgs args{.w = w,
-                         .feed = feed,
-                         .y = y,
-                         .ld_y = padded(w.rows),
-                         .rows = rows,
-                         .scaling = scaling,
-                         .to = {},
-                         .stages = shape.stages,
-                         .blocks = shape.blocks,
-                         .shared = shape.shared};
-  return check(launch_project(args, queue_), "a projection");
+  return project_rows({.w = w,
+                       .feed = feed,
+                       .y = y,
+                       .ld_y = padded(w.rows),
+                       .rows = rows,
+                       .scaling = scaling,
+                       .to = {},
+                       .stages = 0,
+                       .blocks = 0,
+                       .shared = 0});
 }
 
 Result<void> DeviceModel::project_to_stream(const PackedMatrix& w, const Feed& feed, Scaling scaling,
                                             uint32_t rows, const StreamArgs& to) {
-  const LaunchShape shape = project_shape(w, rows, traits_);
-  const ProjectArgs args{.w = w,
-                         .feed = feed,
-                         .y = nullptr,
-                         .ld_y = 0,
-                         .rows = rows,
-                         .scaling = scaling,
-                         .to = to,
-                         .stages = shape.stages,
-                         .blocks = shape.blocks,
-                         .shared = shape.shared};
-  return check(launch_project(args, queue_), "a projection to the stream");
+  return project_rows({.w = w,
+                       .feed = feed,
+                       .y = nullptr,
+                       .ld_y = 0,
+                       .rows = rows,
+                       .scaling = scaling,
+                       .to = to,
+                       .stages = 0,
+                       .blocks = 0,
+                       .shared = 0});
+}
+
+// All rows in as many launches as the shared memory of the device asks for.
+Result<void> DeviceModel::project_rows(ProjectArgs args) {
+  const auto shape_of = [&](uint32_t rows) { return project_shape(args.w, rows, traits_); };
+  const size_t inputs = size_t{args.w.k_tiles} * kTileCols;
+  for (uint32_t left = args.rows; left > 0; left -= args.rows) {
+    args.rows = rows_at_once(left, traits_, shape_of);
+    const LaunchShape shape = shape_of(args.rows);
+    args.stages = shape.stages;
+    args.blocks = shape.blocks;
+    args.shared = shape.shared;
+    LILY_TRY_VOID(check(launch_project(args, queue_), "a projection"));
+    args.feed = args.feed.from(args.rows, inputs);
+    args.y = args.y != nullptr ? args.y + size_t{args.rows} * args.ld_y : nullptr;
+    args.to.stream += size_t{args.rows} * args.to.hidden;
+    args.to.feed = args.to.feed.from(args.rows, args.to.hidden);
+  }
+  return {};
 }
 
 PrefillBatch DeviceModel::prefill_batch(uint32_t layer, const Batch& batch) const {

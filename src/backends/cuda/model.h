@@ -67,6 +67,7 @@ class DeviceModel {
   Result<void> project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows, float* y);
   Result<void> project_to_stream(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows,
                                  const StreamArgs& to);
+  Result<void> project_rows(ProjectArgs args);
   StreamArgs stream_from(uint32_t row, const float* next_norm) const;
   Feed feed_at(uint32_t row) const;
   const float* norm_after_moe(uint32_t layer) const;

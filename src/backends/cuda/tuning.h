@@ -25,6 +25,15 @@ struct LaunchShape {
 LaunchShape project_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
 LaunchShape gate_up_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
 LaunchShape down_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device);
+// The most rows, up to `rows`, for which `shape_of(rows)` needs no more shared memory than a block may have:
+// a device with little of it takes its rows in several launches.
+template <class ShapeOf>
+uint32_t rows_at_once(uint32_t rows, const DeviceTraits& device, ShapeOf&& shape_of) {
+  while (rows > 1 && shape_of(rows).shared > device.shared_bytes) {
+    rows = (rows + 1) / 2;
+  }
+  return rows;
+}
 // Shared memory that the delta step of one row asks for: what the projection before it leaves. It begins
 // beside that one, so that no multiprocessor gets two of its blocks.
 uint32_t delta_step_shared(const PackedMatrix& in_proj, uint32_t rows, const DeviceTraits& device);

@@ -8,31 +8,39 @@ Result<void> DeviceModel::moe(uint32_t layer, const Batch& batch) {
     return check(prefill_moe(w, prefill_batch(layer, batch)), "experts over many rows");
   }
   float* const router = router_.as<float>();
-  const Feed feed = feed_at(batch.first_row);
-  LILY_TRY_VOID(project(w.router, feed, Scaling::row, batch.rows, router));
-  ExpertArgs args{.dims = dims_,
-                  .w = w.gate_up,
-                  .router = router,
-                  .ld_router = w.router.row_blocks * kTileRows,
-                  .rows = batch.rows,
-                  .feed = feed,
-                  .h = h_.as<uint16_t>(),
-                  .experts_used = experts_used() + size_t{layer} * kExpertWords,
-                  .routing = {routing_.as<uint32_t>() + 64, routing_.as<uint32_t>(), ++routings_},
-                  .to = stream_from(batch.first_row, norm_after_moe(layer)),
-                  .stages = 0,
-                  .blocks = 0,
-                  .shared = 0};
-  const auto with = [&](const PackedMatrix& matrix, const LaunchShape& shape) {
-    args.w = matrix;
-    args.stages = shape.stages;
-    args.blocks = shape.blocks;
-    args.shared = shape.shared;
+  LILY_TRY_VOID(project(w.router, feed_at(batch.first_row), Scaling::row, batch.rows, router));
+  const auto rows_of = [&](uint32_t rows) {
+    rows = rows_at_once(rows, traits_, [&](uint32_t r) { return gate_up_shape(w.gate_up, r, traits_); });
+    return rows_at_once(rows, traits_, [&](uint32_t r) { return down_shape(w.down, r, traits_); });
   };
-  with(w.gate_up, gate_up_shape(w.gate_up, batch.rows, traits_));
-  LILY_TRY_VOID(check(launch_gate_up(args, queue_), "gate and up of the experts"));
-  with(w.down, down_shape(w.down, batch.rows, traits_));
-  return check(launch_down(args, queue_), "down of the experts");
+  uint32_t rows = 0;
+  for (uint32_t first = 0; first < batch.rows; first += rows) {
+    rows = rows_of(batch.rows - first);
+    ExpertArgs args{.dims = dims_,
+                    .w = w.gate_up,
+                    .router = router + size_t{first} * w.router.row_blocks * kTileRows,
+                    .ld_router = w.router.row_blocks * kTileRows,
+                    .rows = rows,
+                    .feed = feed_at(batch.first_row + first),
+                    .h = h_.as<uint16_t>(),
+                    .experts_used = experts_used() + size_t{layer} * kExpertWords,
+                    .routing = {routing_.as<uint32_t>() + 64, routing_.as<uint32_t>(), ++routings_},
+                    .to = stream_from(batch.first_row + first, norm_after_moe(layer)),
+                    .stages = 0,
+                    .blocks = 0,
+                    .shared = 0};
+    const auto with = [&](const PackedMatrix& matrix, const LaunchShape& shape) {
+      args.w = matrix;
+      args.stages = shape.stages;
+      args.blocks = shape.blocks;
+      args.shared = shape.shared;
+    };
+    with(w.gate_up, gate_up_shape(w.gate_up, rows, traits_));
+    LILY_TRY_VOID(check(launch_gate_up(args, queue_), "gate and up of the experts"));
+    with(w.down, down_shape(w.down, rows, traits_));
+    LILY_TRY_VOID(check(launch_down(args, queue_), "down of the experts"));
+  }
+  return {};
 }
 
 }  // namespace lily::cuda

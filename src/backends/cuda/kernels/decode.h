@@ -16,6 +16,10 @@ inline constexpr uint32_t kFeedBlock = 16;  // inputs per partial sum of a feed
 struct Feed {
   uint16_t* x;     // [rows][inputs]
   float* squares;  // [rows][inputs / kFeedBlock]
+  // The same from a later row on; none stays none.
+  Feed from(uint32_t row, size_t inputs) const {
+    return x == nullptr ? *this : Feed{x + row * inputs, squares + row * (inputs / kFeedBlock)};
+  }
 };
 
 // The residual stream and the feed made of it for the next product.

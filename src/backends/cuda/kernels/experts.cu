@@ -334,7 +334,7 @@ __host__ __device__ inline LeaveLayout leave_layout(const PackedMatrix& w, uint3
   l.shared_tiles = leave_warps(rows) * stages * stage;
   l.barriers = l.shared_tiles + stage;
   l.routing = l.barriers + ring_barrier_bytes(leave_warps(rows));
-  l.y = l.routing + kRoutingBytes;
+  l.y = l.routing + kReadRoutingBytes;
   l.shared_y = l.y + rows * kTopK * kTileRows * 4;
   l.total = l.shared_y + rows * w.k_tiles * kTileRows * 4;
   return l;

@@ -34,7 +34,8 @@ struct Routing {
   uint32_t warp_entries[kMostExperts / 32];
 };
 constexpr uint32_t kRoutingBytes = (sizeof(Routing) + 127) / 128 * 128;
-static_assert(offsetof(Routing, ids) <= kPublishedBytes);
+constexpr uint32_t kReadRoutingBytes = (offsetof(Routing, ids) + 127) / 128 * 128;  // what a reader needs
+static_assert(kReadRoutingBytes <= kPublishedBytes);
 
 // Order of floats as unsigned integers, and back.
 __device__ __forceinline__ uint32_t ordered(float x) {
