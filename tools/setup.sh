@@ -22,7 +22,7 @@ case "${ID}:${VERSION_ID:-}" in
   *) boost=1.83; echo "setup: ${PRETTY_NAME} is not one of the systems this was made for (Debian 12, Ubuntu 24.04)" >&2 ;;
 esac
 packages=(g++ clang cmake ninja-build ccache make curl python3 python3-venv
-  "libboost${boost}-dev" "libboost-json${boost}-dev" libfmt-dev libspdlog-dev libcli11-dev libexpected-dev
+  "libboost${boost}-dev" "libboost-json${boost}-dev" libfmt-dev libspdlog-dev libcli11-dev libexpected-dev libxxhash-dev
   libgtest-dev libgmock-dev libbenchmark-dev librapidcheck-dev)
 
 if [ "${1:-}" = browser ]; then

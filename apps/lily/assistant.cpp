@@ -206,6 +206,7 @@ Result<GenerationRequest> Assistant::prepare(const ChatRequest& request) const {
   PromptRules rules;
   rules.context = model_.plan.context;
   rules.vocab = model_.plan.shape.vocab;
+  rules.memory = engine_->memory();
   auto made = make_generation(request, *model_.tokenizer, model_.generation, rules);
   if (!made) {
     return fail(to_error(made.error()));

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "engine/engine.h"
 #include "server/server.h"
+#include "weights/fingerprint.h"
 
 namespace lily::app {
 namespace {
@@ -28,6 +29,8 @@ struct ServeOptions {
   std::string api_key_file;
   double drain_seconds = 10;
   std::optional<uint64_t> cache_mib;
+  std::string cache_folder;
+  uint64_t disk_mib = 16'384;
   uint32_t max_answer = 0;
   double max_seconds = 0;
   bool parse_special = false;
@@ -35,6 +38,7 @@ struct ServeOptions {
   bool no_think = false;
   bool preserve_thinking = false;
   bool close_thinking = false;
+  bool no_recall = false;
   ServerOptions server;
   EngineOptions engine;
   DeviceOptions device;
@@ -142,6 +146,11 @@ Result<Served> load(const ServeOptions& options) {
   engine_options.cache_bytes = options.cache_mib ? *options.cache_mib << 20U : default_cache_bytes(model);
   log_info("conversations: {:.2f} GB for those that run and those that are kept",
            static_cast<double>(engine_options.cache_bytes) / 1e9);
+  if (!options.cache_folder.empty()) {
+    engine_options.disk = DiskOptions{.folder = options.cache_folder,
+                                      .max_bytes = options.disk_mib << 20U,
+                                      .model = fingerprint(*model.file)};
+  }
   std::unique_ptr<Backend> backend = std::move(model.backend);
   LILY_TRY(std::unique_ptr<Engine> engine,
            Engine::create(std::move(backend), model.plan, *model.tokenizer, engine_options));
@@ -179,6 +188,11 @@ void end(Server& server, const Signals& signals, double seconds) {
 
 Result<void> serve(ServeOptions options) {
   LILY_TRY_VOID(collect_keys(options));
+  if (!options.cache_folder.empty() && options.cache_mib == uint64_t{0}) {
+    return fail(
+        ErrorKind::invalid_input,
+        "--cache-dir with --cache-ram 0: what is on disk passes through memory, leave out one of them");
+  }
   const Signals signals;
   const bool key = !options.server.api_keys.empty();
   LILY_TRY(std::unique_ptr<Server> listening, Server::listen(options.server));
@@ -208,6 +222,7 @@ Result<void> serve(ServeOptions options) {
   attached.close_thinking = options.close_thinking;
   attached.enable_thinking = !options.no_think;
   attached.preserve_thinking = options.preserve_thinking;
+  attached.recall = !options.no_recall;
   server->attach(std::move(attached));
   say_how_to_talk(url, name, *served, key);
   while (!signals.wait(3'600'000)) {
@@ -227,6 +242,12 @@ void add_options(CLI::App& app, ServeOptions& options) {
   app.add_option("--cache-ram", options.cache_mib,
                  "MiB for running and kept conversations together; 0 = keep none; absent = from the memory")
       ->check(CLI::Range(uint64_t{0}, uint64_t{1} << 24U));
+  CLI::Option* folder = app.add_option(
+      "--cache-dir", options.cache_folder,
+      "folder where conversations are kept beyond memory and over restarts; absent = they are not");
+  app.add_option("--cache-disk", options.disk_mib, "MiB of files in --cache-dir")
+      ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30U))
+      ->needs(folder);
   app.add_option("--max-answer", options.max_answer,
                  "most tokens of an answer, whatever is asked for; 0 = the context")
       ->check(CLI::Range(0U, Limits::kMaxContext));
@@ -243,6 +264,9 @@ void add_options(CLI::App& app, ServeOptions& options) {
   app.add_flag(
       "--close-thinking", options.close_thinking,
       "an answer that ends while it still thinks goes on with its content; thinking takes more time");
+  app.add_flag("--no-recall", options.no_recall,
+               "render every answer in a history from what the client sent, also where the tokens that were "
+               "generated are remembered");
   app.add_flag("--log-prompts", options.server.log_prompts, "write the text of conversations into the log");
   app.add_option("--model-name", options.name, "the id in /v1/models; absent = from MODEL");
   app.add_option("--api-key", options.server.api_keys,

@@ -27,6 +27,13 @@ class ByteSink {
   virtual Result<void> write(std::span<const std::byte> bytes) = 0;
 };
 
+// Where it comes from again.
+class ByteSource {
+ public:
+  virtual ~ByteSource() = default;
+  virtual Result<void> read(std::span<std::byte> into) = 0;  // fills it; fails where there is less
+};
+
 // Whether the rows of a slice stay provisional until accept() (verification of a draft).
 enum class Keep : uint8_t { all_rows, until_accept };
 
@@ -36,7 +43,27 @@ class Checkpoint {
   virtual ~Checkpoint() = default;
   virtual uint32_t length() const = 0;  // tokens absorbed when it was taken
   virtual uint64_t bytes() const = 0;
-  virtual Result<void> write(ByteSink& sink) const = 0;
+  // For storing it: the keys and values of tokens [begin, end), and all the rest. `begin` is a multiple of
+  // kRowUnit, `end` too unless it is length(). From any thread and beside passes, as long as the checkpoint
+  // lives, which may end in any thread too. A device whose Backend::checkpoint_layout() is empty has neither.
+  static constexpr uint32_t kRowUnit = 64;
+  virtual Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const {
+    static_cast<void>(begin), static_cast<void>(end), static_cast<void>(sink);
+    return fail(ErrorKind::unsupported, "checkpoints of this device cannot be stored");
+  }
+  virtual Result<void> write_rest(ByteSink& sink) const {
+    static_cast<void>(sink);
+    return fail(ErrorKind::unsupported, "checkpoints of this device cannot be stored");
+  }
+};
+
+// How a stored checkpoint is read again.
+struct StoredForm {
+  uint32_t length = 0;
+  // Rows [0, shared) are those of `base`, a checkpoint that began with the same tokens; the source has the
+  // others, and then the rest. A multiple of Checkpoint::kRowUnit, at most the lengths of both.
+  uint32_t shared = 0;
+  const Checkpoint* base = nullptr;
 };
 
 // Key-value rows and recurrent states of one conversation. A backend's states may only be used with that
@@ -134,6 +161,15 @@ class Backend {
   virtual Result<std::unique_ptr<SequenceState>> new_state(uint32_t max_tokens) = 0;
   // What all states and checkpoints hold now; rows that several of them share count once.
   virtual uint64_t state_bytes() const = 0;
+  // Names the bytes that checkpoints write: what was written under a name can be read under it, by another
+  // process and a later version too. Empty: checkpoints of this device cannot be stored.
+  virtual std::string checkpoint_layout() const { return {}; }
+  // From any thread and beside passes.
+  virtual Result<std::unique_ptr<Checkpoint>> read_checkpoint(const StoredForm& form, ByteSource& source) {
+    static_cast<void>(form);
+    static_cast<void>(source);
+    return fail(ErrorKind::unsupported, "checkpoints of the device '{}' cannot be stored", device().name);
+  }
   // Checks the whole pass before it changes any state: ids in [0, vocab), room in each state, rows within the
   // plan. Copies what it needs of the slices; allocates nothing on the device, does not wait. At most
   // kMaxInFlight tickets may be uncollected.

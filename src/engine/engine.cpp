@@ -81,6 +81,7 @@ class EngineImpl final : public Engine {
   }
 
   EngineMetrics metrics() const override { return mailbox_->metrics(); }
+  const TokenMemory* memory() const override { return runner_->memory(); }
   const Plan& plan() const override { return plan_; }
   const DeviceInfo& device() const override { return backend_->device(); }
 
@@ -102,6 +103,16 @@ class EngineImpl final : public Engine {
 };
 
 }  // namespace
+
+std::string_view to_string(PromptReuse::Result result) {
+  constexpr std::string_view kNames[] = {"off", "hit", "partial", "miss"};
+  return kNames[static_cast<size_t>(result)];
+}
+
+std::string_view to_string(PromptReuse::Why why) {
+  constexpr std::string_view kNames[] = {"all", "new", "parted", "dropped", "failed"};
+  return kNames[static_cast<size_t>(why)];
+}
 
 Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<Backend> backend, const Plan& plan,
                                                const Tokenizer& tokenizer, const EngineOptions& options) {

@@ -2,17 +2,23 @@
 // Thread-safe: any thread may submit, cancel and read metrics.
 #pragma once
 
+#include <array>
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/hash.h"
 #include "base/result.h"
 #include "sampling/sampling.h"
+#include "text/prompt_tokens.h"
+#include "text/token_memory.h"
 #include "text/tokenizer.h"
 #include "text/tool_schemas.h"
 
@@ -24,6 +30,9 @@ struct GenerationRequest {
   // Lengths of the prompt at which a checkpoint is worth keeping, ascending (text/prompt_marks.h). What is
   // computed is cut there, so that a prompt is computed alike whether or not something of it is kept.
   std::vector<uint32_t> marks;
+  // Where its turns begin, for saying where it parts from what is kept.
+  std::vector<PromptTokens::Turn> turns;
+  uint32_t recalled = 0;         // answers in it that were put back as they were generated (text/recall.h)
   bool starts_in_think = false;  // both from the rendered prompt
   bool continues_text = false;
   uint32_t max_tokens = 0;  // 0 = up to the context
@@ -78,12 +87,33 @@ struct Usage {
 
 // What of a prompt was kept from earlier requests, and where it parts from them.
 struct PromptReuse {
+  enum class Result : uint8_t {
+    off,      // nothing is kept
+    hit,      // all that was known was spared, but for a few tokens
+    partial,  // less than that
+    miss,     // nothing
+  } result = Result::off;
+  // Why it was not more.
+  enum class Why : uint8_t {
+    all,       // it was all but the last tokens of the prompt
+    new_text,  // what follows was never read: the prompt goes on where a kept conversation ends
+    parted,    // the prompt parts from every kept conversation, at token `known`
+    dropped,   // a checkpoint that would have spared more was dropped for want of room
+    failed,    // the checkpoint could not be resumed
+  } why = Why::new_text;
   uint32_t cached = 0;        // tokens that are not computed again
-  uint32_t known = 0;         // leading tokens that a kept conversation has too; more than `cached` where no
+  uint32_t known = 0;         // leading tokens that a known conversation has too; more than `cached` where no
                               // checkpoint lies at the end of them
   int32_t kept_token = -1;    // what follows the known tokens there; -1 = nothing
   int32_t prompt_token = -1;  // and in the prompt
+  // The turn of the prompt that token `known` is in: its index and role. Empty: no such token or no turns.
+  uint32_t turn = 0;
+  std::string_view role{};
+  uint32_t recalled = 0;   // GenerationRequest::recalled
+  bool from_disk = false;  // the checkpoint was read from the disk for this request
 };
+std::string_view to_string(PromptReuse::Result result);
+std::string_view to_string(PromptReuse::Why why);
 
 // Events of a job, in this order: Started?, (PromptProgress | Delta)*, then exactly one of Finished | Failed.
 struct Started {  // left the queue
@@ -128,20 +158,42 @@ class Job {
   virtual void cancel() = 0;
 };
 
+// Where checkpoints are kept beyond memory.
+struct DiskOptions {
+  std::filesystem::path folder;  // made where it is absent
+  uint64_t max_bytes = 0;        // of all files; while one is written, it may be more by that one
+  Hash128 model;                 // fingerprint of the weights: those of another one are of no use
+};
+
 struct EngineOptions {
   uint32_t queue = 64;  // waiting jobs beyond the running ones; one more is refused with ErrorKind::limit
   // Bytes for running sequences and kept checkpoints together (Backend::state_bytes): above it checkpoints
   // are dropped. 0: nothing is kept.
   uint64_t cache_bytes = 0;
+  std::optional<DiskOptions> disk{};  // only with cache_bytes
+};
+
+struct DiskMetrics {
+  uint32_t checkpoints = 0;  // stored now
+  uint64_t bytes = 0;        // of their files
+  uint64_t written = 0, read = 0;
+  uint64_t skipped = 0;    // not written: there was no room in the queue, or its memory was wanted
+  uint64_t failed = 0;     // could not be written or read
+  uint64_t evictions = 0;  // removed for want of room
 };
 
 struct CacheMetrics {
   // Prompts of which everything known was spared but for a few tokens, less than that, or nothing.
   uint64_t hits = 0, partial = 0, misses = 0;
+  // Why it was not more (PromptReuse::Why); `parted` by the turn where it did: system, user, assistant, tool.
+  std::array<uint64_t, 4> parted{};
+  uint64_t dropped = 0;
+  uint64_t recalled = 0;     // answers in prompts that were put back as they were generated
   uint64_t tokens = 0;       // prompt tokens that were not computed
   uint32_t checkpoints = 0;  // kept now
   uint64_t evictions = 0;    // checkpoints dropped for want of room
   uint64_t bytes = 0;  // of running sequences and kept checkpoints, as EngineOptions::cache_bytes counts
+  std::optional<DiskMetrics> disk{};
 };
 
 // A sequence that runs.
@@ -179,6 +231,8 @@ class Engine {
   // ErrorKind::cancelled after drain().
   virtual Result<std::unique_ptr<Job>> submit(GenerationRequest request, EventSink sink) = 0;
   virtual EngineMetrics metrics() const = 0;
+  // What is known of earlier prompts and answers; null where nothing is kept.
+  virtual const TokenMemory* memory() const { return nullptr; }
   virtual const Plan& plan() const = 0;
   virtual const DeviceInfo& device() const = 0;
   // Lets running jobs finish, refuses new ones, and returns when none is left or `seconds` have passed; what

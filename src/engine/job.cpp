@@ -19,8 +19,8 @@ bool JobRecord::send(Event event) {
 }
 
 void JobRecord::end(Event last) {
+  ended_ = true;  // first: who hears of the end lets go of the job, and that must not cancel it any more
   end_was_heard_ = send(std::move(last));
-  ended_ = true;
   sink_ = nullptr;
 }
 

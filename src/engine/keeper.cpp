@@ -7,35 +7,125 @@
 
 namespace lily {
 
-Result<PromptReuse> Keeper::begin(SequenceState& state, std::span<const int32_t> prompt) {
-  PromptReuse reuse;
-  if (!enabled()) return reuse;
-  const PrefixCache::Match match = cache_.find(prompt);
-  reuse = {.cached = match.length,
-           .known = match.known,
-           .kept_token = match.kept_token,
-           .prompt_token = match.prompt_token};
-  if (match.checkpoint != nullptr) {
-    if (Result<void> resumed = state.resume(*match.checkpoint); !resumed) {
+namespace {
+
+// The ids of conversations have a 64th of the budget; of a small one a little more, so that what was said
+// last is not forgotten at once.
+constexpr uint64_t kIdsShare = 64;
+constexpr uint64_t kFewestIds = uint64_t{1} << 16U;
+constexpr size_t kMostContinuations = 16;
+
+}  // namespace
+
+Keeper::Keeper(Backend& backend, const EngineOptions& options, std::unique_ptr<Checkpoint> empty,
+               std::unique_ptr<DiskStore> disk)
+    : backend_(backend),
+      budget_(options.cache_bytes - options.cache_bytes / kIdsShare),
+      empty_(std::move(empty)),
+      cache_(std::max(options.cache_bytes / kIdsShare / sizeof(int32_t), kFewestIds)),
+      disk_(std::move(disk)) {}
+
+size_t Keeper::known(std::span<const int32_t> prompt) const {
+  const size_t on_disk = disk_ ? disk_->look(prompt).known : 0;
+  const std::lock_guard lock(mutex_);
+  return std::max<size_t>(cache_.known(prompt), on_disk);
+}
+
+std::vector<std::vector<int32_t>> Keeper::continuations(std::span<const int32_t> prefix, int32_t end) const {
+  std::vector<std::vector<int32_t>> found;
+  {
+    const std::lock_guard lock(mutex_);
+    found = cache_.continuations(prefix, end, kMostContinuations);
+  }
+  if (!disk_) return found;
+  for (std::vector<int32_t>& one : disk_->continuations(prefix, end, kMostContinuations)) {
+    found.push_back(std::move(one));
+  }
+  return found;
+}
+
+std::shared_ptr<DiskStore::Fetch> Keeper::fetch(std::span<const int32_t> prompt, std::function<void()> told) {
+  if (!disk_) return nullptr;
+  const PrefixCache::Match match = cache_.look(prompt);  // this thread alone changes the tree
+  return disk_->fetch(prompt, match.length + kNear, match.kept, std::move(told));
+}
+
+void Keeper::take(DiskStore::Fetch& fetch) {
+  if (fetch.checkpoint == nullptr || cache_.holds(fetch.tokens)) return;
+  {
+    const std::lock_guard lock(mutex_);
+    cache_.insert(fetch.tokens, fetch.checkpoint);
+  }
+  make_room();
+}
+
+Result<PromptReuse> Keeper::begin(SequenceState& state, const GenerationRequest& request) {
+  if (!enabled()) return PromptReuse{};
+  PrefixCache::Match match;
+  {
+    const std::lock_guard lock(mutex_);
+    match = cache_.find(request.prompt);
+  }
+  PromptReuse reuse = judge(match, request);
+  if (match.kept != nullptr) {
+    if (Result<void> resumed = state.resume(*match.kept); !resumed) {
       log_warn("a checkpoint of {} tokens could not be resumed, the prompt is read from its start: {}",
                match.length, resumed.error().text());
       LILY_TRY_VOID(clear(state));
       reuse.cached = 0;
+      reuse.result = PromptReuse::Result::miss;
+      reuse.why = PromptReuse::Why::failed;
     }
   }
   count(reuse);
   return reuse;
 }
 
-void Keeper::count(const PromptReuse& reuse) {
-  if (reuse.cached == 0) {
-    ++counts_.misses;
-  } else if (reuse.known - reuse.cached <= kNear) {
-    ++counts_.hits;
+PromptReuse Keeper::judge(const PrefixCache::Match& match, const GenerationRequest& request) const {
+  using Why = PromptReuse::Why;
+  PromptReuse reuse;
+  reuse.cached = match.length;
+  reuse.known = match.known;
+  reuse.kept_token = match.kept_token;
+  reuse.prompt_token = match.prompt_token;
+  reuse.recalled = request.recalled;
+  if (disk_) {
+    if (const DiskIndex::Match stored = disk_->look(request.prompt); stored.known > reuse.known) {
+      reuse.known = stored.known;
+      reuse.kept_token = stored.kept_token;
+      reuse.prompt_token = stored.prompt_token;
+    }
+  }
+  const bool near = reuse.known - reuse.cached <= kNear;
+  reuse.result = reuse.cached == 0 ? PromptReuse::Result::miss
+                 : near            ? PromptReuse::Result::hit
+                                   : PromptReuse::Result::partial;
+  if (reuse.cached > 0 && request.prompt.size() - reuse.cached <= kNear) {
+    reuse.why = Why::all;
+  } else if (!near && match.dropped > reuse.cached) {
+    reuse.why = Why::dropped;
   } else {
-    ++counts_.partial;
+    reuse.why = reuse.kept_token >= 0 && reuse.known > 0 ? Why::parted : Why::new_text;
+  }
+  for (const PromptTokens::Turn& turn : request.turns) {
+    if (turn.begin > reuse.known || reuse.prompt_token < 0) break;
+    reuse.turn = static_cast<uint32_t>(&turn - request.turns.data());
+    reuse.role = turn.role;
+  }
+  return reuse;
+}
+
+void Keeper::count(const PromptReuse& reuse) {
+  constexpr std::array<std::string_view, 4> kRoles{"system", "user", "assistant", "tool"};
+  counts_.hits += reuse.result == PromptReuse::Result::hit ? 1 : 0;
+  counts_.partial += reuse.result == PromptReuse::Result::partial ? 1 : 0;
+  counts_.misses += reuse.result == PromptReuse::Result::miss ? 1 : 0;
+  counts_.dropped += reuse.why == PromptReuse::Why::dropped ? 1 : 0;
+  for (size_t i = 0; i < kRoles.size(); ++i) {
+    counts_.parted[i] += reuse.why == PromptReuse::Why::parted && reuse.role == kRoles[i] ? 1 : 0;
   }
   counts_.tokens += reuse.cached;
+  counts_.recalled += reuse.recalled;
 }
 
 std::vector<uint32_t> Keeper::stops(const GenerationRequest& request, uint32_t cached, uint32_t chunk) const {
@@ -45,41 +135,73 @@ std::vector<uint32_t> Keeper::stops(const GenerationRequest& request, uint32_t c
   const uint32_t every = (kEvery + chunk - 1) / chunk * chunk;  // where a chunk ends anyway
   for (uint32_t at = every; at < prompt; at += every) candidates.push_back(at);
   std::ranges::sort(candidates, std::greater());
-  // From the end, where a prompt is most likely to be taken up again; what spares a few tokens only is left
-  // out.
   std::vector<uint32_t> stops;
+  const auto worth_it = [&](uint32_t at) {
+    return at < prompt && at >= cached + kNear && std::ranges::none_of(stops, [&](uint32_t stop) {
+             return (stop > at ? stop - at : at - stop) < kNear;
+           });
+  };
+  // What other conversations begin with goes first: the system turn and its tools. Then from the end, where a
+  // prompt is most likely to be taken up again; what spares a few tokens only is left out.
+  const auto& turns = request.turns;
+  if (turns.size() > 1 && turns[0].role == "system" && worth_it(turns[1].begin))
+    stops.push_back(turns[1].begin);
   for (const uint32_t at : candidates) {
-    if (at >= prompt || at < cached + kNear) continue;
-    if (stops.empty() || stops.back() >= at + kNear) stops.push_back(at);
+    if (worth_it(at)) stops.push_back(at);
   }
-  std::ranges::reverse(stops);
+  std::ranges::sort(stops);
   return stops;
 }
 
 void Keeper::keep(SequenceState& state, std::span<const int32_t> tokens) {
-  if (!enabled() || tokens.empty() || cache_.holds(tokens)) return;
+  if (!enabled() || tokens.empty() || cache_.holds(tokens)) return;  // this thread alone changes the tree
   Result<std::unique_ptr<Checkpoint>> checkpoint = state.save();
   if (!checkpoint) {
     log_warn("a checkpoint of {} tokens could not be kept: {}", tokens.size(), checkpoint.error().text());
     return;
   }
-  cache_.insert(tokens, *std::move(checkpoint));
+  const std::shared_ptr<Checkpoint> kept = *std::move(checkpoint);
+  {
+    const std::lock_guard lock(mutex_);
+    cache_.insert(tokens, kept);
+  }
+  if (disk_ && tokens.size() >= kNear) disk_->keep(tokens, kept);
   make_room();
 }
 
+void Keeper::note(std::span<const int32_t> tokens) {
+  if (!enabled()) return;
+  const std::lock_guard lock(mutex_);
+  cache_.note(tokens);
+}
+
 void Keeper::computed(uint64_t tokens) {
-  cache_.advance(tokens);
+  {
+    const std::lock_guard lock(mutex_);
+    cache_.advance(tokens);
+  }
+  if (disk_) disk_->advance(tokens);
   make_room();
 }
 
 void Keeper::make_room() {
-  while (backend_.state_bytes() > budget_ && cache_.evict()) ++counts_.evictions;
+  while (backend_.state_bytes() > budget_) {
+    std::shared_ptr<Checkpoint> dropped;
+    {
+      const std::lock_guard lock(mutex_);
+      dropped = cache_.evict();
+    }
+    if (dropped == nullptr) return;
+    if (disk_) disk_->let_go(*dropped);
+    ++counts_.evictions;
+  }
 }
 
 CacheMetrics Keeper::metrics() const {
   CacheMetrics metrics = counts_;
   metrics.checkpoints = static_cast<uint32_t>(cache_.size());
   metrics.bytes = backend_.state_bytes();
+  if (disk_) metrics.disk = disk_->metrics();
   return metrics;
 }
 

@@ -1,38 +1,52 @@
 // Keeps conversations: which state a new request starts from, which checkpoints are taken, and the one budget
-// of memory for what runs and what is kept. Used by the device thread alone.
+// of memory for what runs and what is kept. Used by the device thread alone, except as a TokenMemory.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
 #include "backend/backend.h"
+#include "engine/disk_store.h"
 #include "engine/engine.h"
-#include "engine/prefix_cache.h"
+#include "engine/prefix_tree.h"
 
 namespace lily {
 
-class Keeper {
+class Keeper final : public TokenMemory {
  public:
   // Every so many tokens of a long prompt a checkpoint is kept, whatever stands there.
   static constexpr uint32_t kEvery = 2048;
   // So few tokens are sooner read again than kept: a prompt of which all but these are spared is a hit.
   static constexpr uint32_t kNear = 64;
 
-  // `backend` must outlive it; `empty` is what every state starts from.
-  Keeper(Backend& backend, const EngineOptions& options, std::unique_ptr<Checkpoint> empty)
-      : backend_(backend), budget_(options.cache_bytes), empty_(std::move(empty)) {}
+  // `backend` must outlive it; `empty` is what every state starts from; `disk` may be null.
+  Keeper(Backend& backend, const EngineOptions& options, std::unique_ptr<Checkpoint> empty,
+         std::unique_ptr<DiskStore> disk = nullptr);
 
-  // Brings `state`, which is empty, to the longest kept beginning of `prompt`.
-  Result<PromptReuse> begin(SequenceState& state, std::span<const int32_t> prompt);
-  // Where a prompt of `request`, of which `cached` tokens are there, is to stop for a checkpoint: at its
-  // marks, and every kEvery tokens; none nearer than kNear to another or to what is there. `chunk`: rows of a
-  // pass.
+  bool enabled() const { return budget_ > 0; }
+  size_t known(std::span<const int32_t> prompt) const override;
+  std::vector<std::vector<int32_t>> continuations(std::span<const int32_t> prefix,
+                                                  int32_t end) const override;
+
+  // Brings `state`, which is empty, to the longest kept beginning of the prompt of `request`.
+  Result<PromptReuse> begin(SequenceState& state, const GenerationRequest& request);
+  // Where the disk holds more of `prompt` than memory does: begins to read it, and tells when it is done;
+  // null otherwise. Then take(), and begin() finds it.
+  std::shared_ptr<DiskStore::Fetch> fetch(std::span<const int32_t> prompt, std::function<void()> told);
+  void take(DiskStore::Fetch& fetch);
+  // Where a prompt of `request`, of which `cached` tokens are there, is to stop for a checkpoint: after its
+  // system turn, at its marks, and every kEvery tokens; none nearer than kNear to another or to what is
+  // there. `chunk`: rows of a pass.
   std::vector<uint32_t> stops(const GenerationRequest& request, uint32_t cached, uint32_t chunk) const;
   // Keeps a checkpoint of `state`, which has absorbed `tokens` and is in no pass. What cannot be kept is
   // logged; nobody fails for it.
   void keep(SequenceState& state, std::span<const int32_t> tokens);
+  // Makes a prompt and its answer known at once, before a checkpoint can be taken.
+  void note(std::span<const int32_t> tokens);
   // Makes a state that is in no pass empty.
   Result<void> clear(SequenceState& state) { return state.resume(*empty_); }
 
@@ -41,15 +55,17 @@ class Keeper {
   CacheMetrics metrics() const;
 
  private:
-  bool enabled() const { return budget_ > 0; }
   void make_room();
+  PromptReuse judge(const PrefixCache::Match& match, const GenerationRequest& request) const;
   void count(const PromptReuse& reuse);
 
   Backend& backend_;
-  const uint64_t budget_;
+  const uint64_t budget_;  // of states and checkpoints
   std::unique_ptr<Checkpoint> empty_;
+  mutable std::mutex mutex_;  // of cache_: held for no longer than a look into it takes
   PrefixCache cache_;
   CacheMetrics counts_;  // the totals
+  std::unique_ptr<DiskStore> disk_;
 };
 
 }  // namespace lily

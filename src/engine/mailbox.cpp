@@ -35,14 +35,17 @@ void Mailbox::cancel(JobRecord& job) {
     return;
   }
   cancel_unwanted_passes();
+  woken_ = true;  // it may wait for the disk, with nothing on the device
+  work_.notify_one();
 }
 
 // A cancelled pass fails the states of all its slices, and a later pass on the same states fails with it:
-// only when nobody wants anything that is on the device may it be dropped.
+// only when nobody wants anything that is on the device may it be dropped. The state of a job that has ended
+// is wanted: it is going to be kept.
 void Mailbox::cancel_unwanted_passes() {
   for (const PassWatch* pass : passes_) {
     for (const auto& job : pass->jobs) {
-      if (job->wanted() && !orders_.abort) return;
+      if (!job->cancelled() && !orders_.abort) return;
     }
   }
   for (PassWatch* pass : passes_) pass->cancel = true;
@@ -70,6 +73,7 @@ void Mailbox::end_all() {
   const std::lock_guard lock(mutex_);
   closed_ = true;
   orders_.abort = true;
+  woken_ = true;
   cancel_unwanted_passes();
   work_.notify_one();
 }
@@ -82,10 +86,17 @@ void Mailbox::stop() {
   work_.notify_one();
 }
 
-Mailbox::Orders Mailbox::wait(bool busy) {
+Mailbox::Orders Mailbox::wait(bool busy, bool full) {
   std::unique_lock lock(mutex_);
-  if (!busy) work_.wait(lock, [&] { return orders_.stop || !waiting_.empty(); });
+  if (!busy) work_.wait(lock, [&] { return orders_.stop || woken_ || (!full && !waiting_.empty()); });
+  woken_ = false;
   return orders_;
+}
+
+void Mailbox::wake() {
+  const std::lock_guard lock(mutex_);
+  woken_ = true;
+  work_.notify_one();
 }
 
 std::shared_ptr<JobRecord> Mailbox::next() {

@@ -44,8 +44,10 @@ class Mailbox {
     bool stop = false;
     bool abort = false;
   };
-  // Blocks while there is nothing to do, which is when `busy` is false and no job waits.
+  // Blocks while there is nothing to do, which is when `busy` is false, no job waits and nobody called
+  // wake().
   Orders wait(bool busy);
+  void wake();                        // any thread: there is something to do, or to look at
   std::shared_ptr<JobRecord> next();  // the oldest waiting job, counted as running from now; or none
   // Waiting jobs whose time is over, counted as running from now.
   std::vector<std::shared_ptr<JobRecord>> take_overdue(EngineClock::time_point now);
@@ -69,6 +71,7 @@ class Mailbox {
   std::vector<PassWatch*> passes_;
   EngineMetrics metrics_;
   bool closed_ = false;
+  bool woken_ = false;
   Orders orders_;
 };
 

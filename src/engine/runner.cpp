@@ -37,14 +37,20 @@ Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& pla
   std::unique_ptr<Runner> runner(new Runner(backend, plan, tokenizer, mailbox));
   LILY_TRY(auto state, guarded([&] { return backend.new_state(plan.context); }));
   LILY_TRY(auto empty, guarded([&] { return state->save(); }));
-  runner->keeper_ = std::make_unique<Keeper>(backend, options, std::move(empty));
+  std::unique_ptr<DiskStore> disk;
+  if (options.disk && options.cache_bytes > 0) {
+    LILY_TRY(disk, DiskStore::open(*options.disk, backend));
+  }
+  runner->keeper_ = std::make_unique<Keeper>(backend, options, std::move(empty), std::move(disk));
   runner->idle_states_.push_back(std::move(state));
   return runner;
 }
 
 void Runner::run() {
   for (;;) {
-    const Mailbox::Orders orders = mailbox_.wait(!running_.empty());
+    // What is loaded wakes it.
+    const Mailbox::Orders orders =
+        mailbox_.wait(!running_.empty(), running_.size() + loading_.size() >= plan_.sequences);
     if (orders.abort) end_all();
     if (orders.stop) break;
     if (Result<void> done = guarded([&]() -> Result<void> { return step(), Result<void>(); }); !done) {
@@ -64,25 +70,77 @@ void Runner::step() {
 }
 
 void Runner::admit() {
-  while (running_.size() < plan_.sequences) {
-    std::shared_ptr<JobRecord> job = mailbox_.next();
+  admit_loaded();
+  while (running_.size() + loading_.size() < plan_.sequences) {
+    const std::shared_ptr<JobRecord> job = mailbox_.next();
     if (!job) return;
-    Result<std::unique_ptr<Session>> session = guarded([&] { return make_session(job); });
-    if (!session) {
-      job->end(Failed{std::move(session).error()});
-      mailbox_.count(job->end_was_heard() ? JobEnd::failed : JobEnd::cancelled);
-      continue;
+    if (std::shared_ptr<JobRecord> before = ending_before(*job)) {
+      loading_.push_back({job, nullptr, std::move(before)});
+    } else if (!load(job)) {
+      begin(job, /*from_disk=*/false);
     }
-    (*session)->last_turn = passes_;
-    (*session)->number = ++jobs_;
-    (*session)->start();
-    running_.push_back(*std::move(session));
   }
 }
 
-Result<std::unique_ptr<Session>> Runner::make_session(const std::shared_ptr<JobRecord>& job) {
+// The session with whose conversation `job` goes on, where its state is still in a pass and not kept yet.
+std::shared_ptr<JobRecord> Runner::ending_before(const JobRecord& job) const {
+  const auto found = std::ranges::find_if(running_, [&](const std::unique_ptr<Session>& session) {
+    const std::vector<int32_t>& prompt = session->prompt();
+    return !session->wanted() && !session->state_failed && prompt.size() < job.request.prompt.size() &&
+           std::equal(prompt.begin(), prompt.end(), job.request.prompt.begin());
+  });
+  return found == running_.end() ? nullptr : (*found)->shared_job();
+}
+
+// Whether `job` has to wait for the disk.
+bool Runner::load(const std::shared_ptr<JobRecord>& job) {
+  std::shared_ptr<DiskStore::Fetch> fetch = keeper_->fetch(job->request.prompt, [this] { mailbox_.wake(); });
+  if (!fetch) return false;
+  loading_.push_back({job, std::move(fetch), nullptr});
+  return true;
+}
+
+void Runner::admit_loaded() {
+  for (Loading& one : std::exchange(loading_, {})) {
+    if (one.job->cancelled()) {
+      one.job->end(Failed{});  // dropped: nobody listens. What is on its way is not waited for.
+      mailbox_.count(JobEnd::cancelled);
+    } else if (one.before != nullptr) {
+      const bool ending = std::ranges::any_of(
+          running_, [&](const auto& session) { return session->shared_job() == one.before; });
+      if (ending) {
+        loading_.push_back(std::move(one));
+      } else if (!load(one.job)) {
+        begin(one.job, /*from_disk=*/false);
+      }
+    } else if (!one.fetch->done) {
+      loading_.push_back(std::move(one));
+    } else {
+      keeper_->take(*one.fetch);
+      // What could not be read is gone from the disk: perhaps something shorter is there.
+      const bool read = one.fetch->checkpoint != nullptr;
+      if (read || !load(one.job)) begin(one.job, read);
+    }
+  }
+}
+
+void Runner::begin(const std::shared_ptr<JobRecord>& job, bool from_disk) {
+  Result<std::unique_ptr<Session>> session = guarded([&] { return make_session(job, from_disk); });
+  if (!session) {
+    job->end(Failed{std::move(session).error()});
+    mailbox_.count(job->end_was_heard() ? JobEnd::failed : JobEnd::cancelled);
+    return;
+  }
+  (*session)->last_turn = passes_;
+  (*session)->number = ++jobs_;
+  (*session)->start();
+  running_.push_back(*std::move(session));
+}
+
+Result<std::unique_ptr<Session>> Runner::make_session(const std::shared_ptr<JobRecord>& job, bool from_disk) {
   LILY_TRY(auto state, fresh_state());
-  LILY_TRY(const PromptReuse reuse, keeper_->begin(*state, job->request.prompt));
+  LILY_TRY(PromptReuse reuse, keeper_->begin(*state, job->request));
+  reuse.from_disk = from_disk && reuse.cached > 0;
   LILY_TRY_VOID(state->begin_answer(job->request.prompt));
   auto session = std::make_unique<Session>(job, std::move(state), tokenizer_, plan_.context);
   session->resume(reuse, keeper_->stops(job->request, reuse.cached, plan_.chunk));
@@ -111,10 +169,16 @@ void Runner::end_overdue() {
     job->end(Failed{out_of_time(*job, "still waiting for its turn")});
     mailbox_.count(JobEnd::failed);
   }
+  for (const Loading& one : loading_) {
+    if (!one.job->wanted() || !one.job->overdue(now)) continue;
+    one.job->end(Failed{out_of_time(*one.job, "still waiting for its turn")});
+    mailbox_.count(JobEnd::failed);
+  }
+  std::erase_if(loading_, [](const Loading& one) { return one.job->ended(); });
   for (auto& session : running_) {
     if (!session->wanted() || !session->job().overdue(now)) continue;
-    if (session->cut_off()) {
-      mailbox_.count(session->job().end_was_heard() ? JobEnd::finished : JobEnd::cancelled);
+    if (std::optional<Finished> finished = session->cut_off()) {
+      finish(*session, *std::move(finished));
     } else {
       fail_session(*session, out_of_time(session->job(), "still being read"));
     }
@@ -174,6 +238,10 @@ void Runner::fail_all(const Error& error) {
 void Runner::end_all() {
   while (std::shared_ptr<JobRecord> job = mailbox_.next()) {
     job->end(Failed{shutting_down()});
+    mailbox_.count(JobEnd::cancelled);
+  }
+  for (const Loading& one : std::exchange(loading_, {})) {
+    one.job->end(Failed{shutting_down()});
     mailbox_.count(JobEnd::cancelled);
   }
   for (auto& session : running_) {
@@ -280,19 +348,26 @@ void Runner::take(Flight& flight, Result<Output> output) {
     if (!output->slices[i].finite) session.state_failed = true;
     session.sampled(output->slices[i].token);
     if (!session.wanted()) continue;  // ended or cancelled while the pass was on its way
-    Result<void> taken =
+    Result<std::optional<Finished>> taken =
         guarded([&] { return session.take(flight.assignments[i], output->slices[i], plan_.shape.vocab); });
     tokens += session.new_prompt_tokens + session.new_tokens;
     mailbox_.count_tokens(std::exchange(session.new_prompt_tokens, 0), std::exchange(session.new_tokens, 0));
     if (std::exchange(session.closed_thinking, false)) mailbox_.count_closed_thinking();
     if (!taken) {
       fail_session(session, std::move(taken).error());
-    } else if (session.job().ended()) {
-      mailbox_.count(session.job().end_was_heard() ? JobEnd::finished : JobEnd::cancelled);
+    } else if (*taken) {
+      finish(session, *std::move(*taken));
     }
   }
   keeper_->computed(tokens);
   report();
+}
+
+// The answer is known before its client can go on with it.
+void Runner::finish(Session& session, Finished last) {
+  keeper_->note(session.all_tokens());
+  session.job().end(std::move(last));
+  mailbox_.count(session.job().end_was_heard() ? JobEnd::finished : JobEnd::cancelled);
 }
 
 void Runner::fail_session(Session& session, Error error) {

@@ -21,6 +21,8 @@ class Runner {
                                                 const EngineOptions& options);
   // The body of the device thread: returns when the mailbox says stop, with every job ended.
   void run();
+  // Any thread, once created; null where nothing is kept.
+  const TokenMemory* memory() const { return keeper_->enabled() ? keeper_.get() : nullptr; }
 
  private:
   struct Flight {
@@ -33,9 +35,21 @@ class Runner {
   Runner(Backend& backend, const Plan& plan, const Tokenizer& tokenizer, Mailbox& mailbox)
       : backend_(backend), plan_(plan), tokenizer_(tokenizer), mailbox_(mailbox) {}
 
+  // A job that waits for what its prompt begins with: to come from the disk, or to be kept by a session that
+  // has just ended.
+  struct Loading {
+    std::shared_ptr<JobRecord> job;
+    std::shared_ptr<DiskStore::Fetch> fetch;
+    std::shared_ptr<JobRecord> before;  // of that session
+  };
+
   void step();
   void admit();
-  Result<std::unique_ptr<Session>> make_session(const std::shared_ptr<JobRecord>& job);
+  std::shared_ptr<JobRecord> ending_before(const JobRecord& job) const;
+  bool load(const std::shared_ptr<JobRecord>& job);
+  void admit_loaded();
+  void begin(const std::shared_ptr<JobRecord>& job, bool from_disk);
+  Result<std::unique_ptr<Session>> make_session(const std::shared_ptr<JobRecord>& job, bool from_disk);
   void keep_at_stops();
   Result<std::unique_ptr<SequenceState>> fresh_state();
   void sweep();
@@ -50,6 +64,7 @@ class Runner {
   void submit_one_by_one(std::span<const Assignment> assignments);
   void collect_oldest();
   void take(Flight& flight, Result<Output> output);
+  void finish(Session& session, Finished last);
   void fail_session(Session& session, Error error);
 
   Backend& backend_;
@@ -58,6 +73,7 @@ class Runner {
   Mailbox& mailbox_;
   std::unique_ptr<Keeper> keeper_;  // destroyed after the states
   std::vector<std::unique_ptr<SequenceState>> idle_states_;
+  std::vector<Loading> loading_;                   // they count as running
   std::vector<std::unique_ptr<Session>> running_;  // ended ones stay until no pass holds them
   std::deque<std::unique_ptr<Flight>> flights_;    // oldest first
   uint64_t passes_ = 0;                            // submitted

@@ -120,30 +120,46 @@ SequenceMetrics Session::metrics() const {
           .max_tokens = max_tokens_};
 }
 
-Result<void> Session::take(const Assignment& assignment, const SliceOutput& output, uint32_t vocab) {
+std::vector<int32_t> Session::all_tokens() const {
+  std::vector<int32_t> tokens = job_->request.prompt;
+  tokens.insert(tokens.end(), sampled_.begin(), sampled_.end());
+  return tokens;
+}
+
+// Whether `output` can be believed.
+Result<void> Session::check(const Assignment& assignment, const SliceOutput& output, uint32_t vocab) const {
   const auto prompt = static_cast<uint32_t>(job_->request.prompt.size());
-  if (assignment.rows > 0) {
-    new_prompt_tokens += assignment.rows;
-    if (!output.finite) {
-      state_failed = true;
-      return fail(ErrorKind::internal, "the model's logits are not finite after prompt token {} of {}",
-                  assignment.begin + assignment.rows, prompt);
-    }
-    job_->send(PromptProgress{.done = assignment.begin + assignment.rows, .total = prompt});
-    if (assignment.begin + assignment.rows < prompt) return {};
+  const uint32_t read = assignment.begin + assignment.rows;
+  if (!output.finite && assignment.rows > 0) {
+    return fail(ErrorKind::internal, "the model's logits are not finite after prompt token {} of {}", read,
+                prompt);
   }
   if (!output.finite) {
-    state_failed = true;
     return fail(ErrorKind::internal, "the model's logits are not finite at token {} of the answer",
                 generation_.tokens() + 1);
   }
   const size_t expected_logits = job_->request.logprobs ? vocab : 0;
-  if (output.token < 0 || static_cast<uint32_t>(output.token) >= vocab ||
-      output.logits.size() < expected_logits) {
-    state_failed = true;
+  const bool samples = assignment.rows == 0 || read == prompt;
+  if (samples && (output.token < 0 || static_cast<uint32_t>(output.token) >= vocab ||
+                  output.logits.size() < expected_logits)) {
     return fail(ErrorKind::internal,
                 "the device gave token {} and {} logits: expected a token under {} and {}", output.token,
                 output.logits.size(), vocab, expected_logits);
+  }
+  return {};
+}
+
+Result<std::optional<Finished>> Session::take(const Assignment& assignment, const SliceOutput& output,
+                                              uint32_t vocab) {
+  const auto prompt = static_cast<uint32_t>(job_->request.prompt.size());
+  new_prompt_tokens += assignment.rows;
+  if (Result<void> checked = check(assignment, output, vocab); !checked) {
+    state_failed = true;
+    return fail(std::move(checked).error());
+  }
+  if (assignment.rows > 0) {
+    job_->send(PromptProgress{.done = assignment.begin + assignment.rows, .total = prompt});
+    if (assignment.begin + assignment.rows < prompt) return std::nullopt;
   }
   last_token_ = EngineClock::now();
   if (generation_.tokens() == 0) first_token_ = last_token_;
@@ -157,20 +173,19 @@ Result<void> Session::take(const Assignment& assignment, const SliceOutput& outp
   }
   Generation::Step step = generation_.push(token, output.logits);
   for (Delta& delta : step.deltas) job_->send(std::move(delta));
-  if (step.end) finish(*step.end);
-  return {};
+  if (!step.end) return std::nullopt;
+  return finished(*step.end);
 }
 
-bool Session::cut_off() {
-  if (generation_.tokens() == 0) return false;
+std::optional<Finished> Session::cut_off() {
+  if (generation_.tokens() == 0) return std::nullopt;
   Generation::Step step = generation_.cut();
   for (Delta& delta : step.deltas) job_->send(std::move(delta));
-  finish(*step.end);
-  return true;
+  return finished(*step.end);
 }
 
-void Session::finish(FinishReason reason) {
-  job_->end(Finished{.reason = reason, .stop_string = generation_.stop_string(), .usage = usage()});
+Finished Session::finished(FinishReason reason) const {
+  return {.reason = reason, .stop_string = generation_.stop_string(), .usage = usage()};
 }
 
 Usage Session::usage() const {

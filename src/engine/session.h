@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -25,6 +26,7 @@ class Session {
 
   JobRecord& job() { return *job_; }
   const std::shared_ptr<JobRecord>& shared_job() const { return job_; }
+  const std::vector<int32_t>& prompt() const { return job_->request.prompt; }
   SequenceState& state() { return *state_; }
   std::unique_ptr<SequenceState> release_state() { return std::move(state_); }
 
@@ -45,11 +47,14 @@ class Session {
   void sampled(int32_t token) {
     if (token >= 0) sampled_.push_back(token);
   }
-  // Takes what a pass gave for `assignment` and sends what follows from it. Not after the end.
-  // The error, if any, has not been sent.
-  Result<void> take(const Assignment& assignment, const SliceOutput& output, uint32_t vocab);
-  // The time of its job is over: ends it with what there is. False when there is nothing yet.
-  bool cut_off();
+  // Takes what a pass gave for `assignment` and sends what follows from it, but for the last event, which it
+  // gives back once the answer is whole. Not after the end. The error, if any, has not been sent.
+  Result<std::optional<Finished>> take(const Assignment& assignment, const SliceOutput& output,
+                                       uint32_t vocab);
+  // The time of its job is over: its last event with what there is. None when there is nothing yet.
+  std::optional<Finished> cut_off();
+  // Prompt and answer, as far as it was sampled.
+  std::vector<int32_t> all_tokens() const;
   bool wanted() const { return job_->wanted(); }
   uint32_t passes_in_flight = 0;  // submitted passes that hold a slice of this session
   bool state_failed = false;      // the state must not be used again
@@ -62,7 +67,8 @@ class Session {
 
  private:
   Usage usage() const;
-  void finish(FinishReason reason);
+  Finished finished(FinishReason reason) const;
+  Result<void> check(const Assignment& assignment, const SliceOutput& output, uint32_t vocab) const;
   bool over_budget() const;
   bool may_close_thinking() const;
 

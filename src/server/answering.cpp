@@ -83,6 +83,18 @@ void log_answer(const Door& door, const Answer& answer) {
   }
 }
 
+// What was kept of a prompt and why not more: "partial(parted in turn 5 user)".
+std::string describe(const PromptReuse& reuse) {
+  if (reuse.result == PromptReuse::Result::off) {
+    return std::string(to_string(reuse.result));
+  }
+  std::string text = fmt::format("{}({}", to_string(reuse.result), to_string(reuse.why));
+  if (reuse.why == PromptReuse::Why::parted && !reuse.role.empty()) {
+    text += fmt::format(" in turn {} {}", reuse.turn, reuse.role);
+  }
+  return text + (reuse.from_disk ? ")+disk" : ")");
+}
+
 void log_request(const std::string& id, const Outcome& outcome, Clock::time_point since) {
   const double seconds = std::chrono::duration<double>(Clock::now() - since).count();
   const Usage& usage = outcome.usage;
@@ -92,11 +104,11 @@ void log_request(const std::string& id, const Outcome& outcome, Clock::time_poin
                                                   : fmt::format(" parted={}:{}/{}", reuse.known,
                                                                 reuse.kept_token, reuse.prompt_token);
   log_info(
-      "{} {}{} finish={} prompt={} cached={}{} completion={} reasoning={} queue={:.3f}s prefill={:.3f}s "
-      "decode={:.3f}s total={:.3f}s",
+      "{} {}{} finish={} prompt={} cached={} cache={}{} recalled={} completion={} reasoning={} queue={:.3f}s "
+      "prefill={:.3f}s decode={:.3f}s total={:.3f}s",
       id, outcome.status, outcome.stream ? " stream" : "", outcome.finish, outcome.prompt_tokens,
-      usage.cached_tokens, parted, usage.completion_tokens, usage.reasoning_tokens, usage.queue_seconds,
-      usage.prefill_seconds, usage.decode_seconds, seconds);
+      reuse.cached, describe(reuse), parted, reuse.recalled, usage.completion_tokens, usage.reasoning_tokens,
+      usage.queue_seconds, usage.prefill_seconds, usage.decode_seconds, seconds);
 }
 
 // A submitted job and its events; its end is the end of both.

@@ -1,10 +1,12 @@
 #include "server/jobs.h"
 
 #include <algorithm>
+#include <limits>
 #include <random>
 
 #include "text/chat_template.h"
 #include "text/prompt_tokens.h"
+#include "text/recall.h"
 
 namespace lily {
 namespace {
@@ -36,6 +38,43 @@ std::optional<ApiError> check_bias(const std::vector<LogitBias>& biases, uint32_
   return std::nullopt;
 }
 
+// A prompt as text, and the messages that it was rendered from.
+struct WrittenPrompt {
+  std::vector<Message> messages;
+  RenderedPrompt rendered;
+};
+
+ApiResult<WrittenPrompt> write_prompt(const ChatRequest& request, const PromptRules& rules) {
+  Conversation conversation = normalize(request.conversation);
+  Result<RenderedPrompt> rendered = render(conversation, template_options(request, rules));
+  if (!rendered) {
+    return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
+  }
+  if (rules.parse_special) {
+    rendered->literal.clear();
+  }
+  return WrittenPrompt{std::move(conversation.messages), std::move(*rendered)};
+}
+
+// The tokens of `prompt`, with the answers that are remembered put back as they were generated: unless that
+// makes it too long, since what the client sent is not.
+PromptTokens tokens_of(const WrittenPrompt& prompt, const ChatRequest& request, const Tokenizer& tokenizer,
+                       const PromptRules& rules, uint32_t& recalled) {
+  PromptTokens tokens = tokenize(prompt.rendered, tokenizer, rules.context);
+  recalled = 0;
+  if (rules.memory == nullptr || !tokens.whole || tokens.answers.empty()) {
+    return tokens;
+  }
+  PromptTokens with = tokens;
+  recalled =
+      static_cast<uint32_t>(recall_answers(with, prompt.messages, {*rules.memory, tokenizer, request.tools}));
+  if (recalled == 0 || (with.ids.size() >= rules.context && tokens.ids.size() < rules.context)) {
+    recalled = 0;
+    return tokens;
+  }
+  return with;
+}
+
 }  // namespace
 
 Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& defaults) {
@@ -57,14 +96,11 @@ Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& de
 }
 
 ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request, const PromptRules& rules) {
-  Result<RenderedPrompt> rendered = render(normalize(request.conversation), template_options(request, rules));
-  if (!rendered) {
-    return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
+  ApiResult<WrittenPrompt> prompt = write_prompt(request, rules);
+  if (!prompt) {
+    return tl::unexpected<ApiError>(prompt.error());
   }
-  if (rules.parse_special) {
-    rendered->literal.clear();
-  }
-  return std::move(*rendered);
+  return std::move(prompt->rendered);
 }
 
 PromptRules rules_of(const ServedModel& model) {
@@ -76,7 +112,8 @@ PromptRules rules_of(const ServedModel& model) {
           .parse_special = model.parse_special,
           .close_thinking = model.close_thinking,
           .enable_thinking = model.enable_thinking,
-          .preserve_thinking = model.preserve_thinking};
+          .preserve_thinking = model.preserve_thinking,
+          .memory = model.recall ? model.engine->memory() : nullptr};
 }
 
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const ServedModel& model) {
@@ -88,17 +125,18 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   if (std::optional<ApiError> error = check_bias(request.logit_bias, rules.vocab)) {
     return tl::unexpected<ApiError>(std::move(*error));
   }
-  const ApiResult<RenderedPrompt> rendered = render_prompt(request, rules);
-  if (!rendered) {
-    return tl::unexpected<ApiError>(rendered.error());
+  const ApiResult<WrittenPrompt> written = write_prompt(request, rules);
+  if (!written) {
+    return tl::unexpected<ApiError>(written.error());
   }
   GenerationRequest out;
-  PromptTokens tokens = tokenize(*rendered, tokenizer, rules.context);
+  PromptTokens tokens = tokens_of(*written, request, tokenizer, rules, out.recalled);
   if (tokens.at_least >= rules.context) {
     return tl::unexpected<ApiError>(context_exceeded(tokens.at_least, rules.context, tokens.whole));
   }
   out.prompt = std::move(tokens.ids);
   out.marks = std::move(tokens.marks);
+  out.turns = std::move(tokens.turns);
   if (out.prompt.empty()) {
     return tl::unexpected<ApiError>(bad_field("messages", "The prompt of this request is empty."));
   }
@@ -106,8 +144,8 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
   if (rules.max_answer > 0) {
     room = std::min(room, rules.max_answer);
   }
-  out.starts_in_think = rendered->starts_in_think;
-  out.continues_text = rendered->continues_text;
+  out.starts_in_think = written->rendered.starts_in_think;
+  out.continues_text = written->rendered.continues_text;
   out.max_tokens = std::min(request.max_tokens.value_or(room), room);
   out.max_seconds = rules.max_seconds;
   if (const std::optional<int32_t> close = tokenizer.id_of("</think>")) {
@@ -126,11 +164,14 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
 }
 
 ApiResult<size_t> count_prompt(const ChatRequest& request, const ServedModel& model) {
-  const ApiResult<RenderedPrompt> rendered = render_prompt(request, rules_of(model));
-  if (!rendered) {
-    return tl::unexpected<ApiError>(rendered.error());
+  PromptRules rules = rules_of(model);
+  rules.context = std::numeric_limits<uint32_t>::max();  // however many
+  const ApiResult<WrittenPrompt> written = write_prompt(request, rules);
+  if (!written) {
+    return tl::unexpected<ApiError>(written.error());
   }
-  return model.tokenizer->encode(*rendered).size();
+  uint32_t recalled = 0;
+  return tokens_of(*written, request, *model.tokenizer, rules, recalled).ids.size();
 }
 
 }  // namespace lily

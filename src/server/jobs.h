@@ -20,6 +20,7 @@ struct PromptRules {
   bool close_thinking = false;
   bool enable_thinking = true;
   bool preserve_thinking = false;
+  const TokenMemory* memory = nullptr;  // where answers of the history are looked for; null: nowhere
 };
 
 // Fails with context_length_exceeded when the prompt leaves no room for an answer; a max_tokens that does not

@@ -49,12 +49,37 @@ void write_cache(std::string& out, const CacheMetrics& cache) {
       "lily_cache_prompts_total{{result=\"hit\"}} {}\nlily_cache_prompts_total{{result=\"partial\"}} "
       "{}\nlily_cache_prompts_total{{result=\"miss\"}} {}\n",
       cache.hits, cache.partial, cache.misses);
+  head(out, "lily_cache_parted_total", "counter",
+       "Prompts that part from every kept conversation, by the turn where they do.");
+  constexpr const char* kTurns[] = {"system", "user", "assistant", "tool"};
+  for (size_t i = 0; i < cache.parted.size(); ++i) {
+    fmt::format_to(std::back_inserter(out), "lily_cache_parted_total{{turn=\"{}\"}} {}\n", kTurns[i],
+                   cache.parted[i]);
+  }
+  single(out, "lily_cache_dropped_total", "counter",
+         "Prompts that a checkpoint dropped for want of room would have spared more of.", cache.dropped);
+  single(out, "lily_cache_recalled_answers_total", "counter",
+         "Answers in prompts that were put back as they were generated.", cache.recalled);
   single(out, "lily_cache_tokens_total", "counter", "Prompt tokens that were not computed again.",
          cache.tokens);
   single(out, "lily_cache_evictions_total", "counter", "Checkpoints dropped for want of room.",
          cache.evictions);
   single(out, "lily_cache_checkpoints", "gauge", "Checkpoints kept now.", cache.checkpoints);
   single(out, "lily_cache_bytes", "gauge", "Bytes of running sequences and kept checkpoints.", cache.bytes);
+  if (!cache.disk) {
+    return;
+  }
+  const DiskMetrics& disk = *cache.disk;
+  single(out, "lily_disk_checkpoints", "gauge", "Checkpoints on disk now.", disk.checkpoints);
+  single(out, "lily_disk_bytes", "gauge", "Bytes of their files.", disk.bytes);
+  head(out, "lily_disk_operations_total", "counter", "What became of checkpoints on disk.");
+  fmt::format_to(
+      std::back_inserter(out),
+      "lily_disk_operations_total{{what=\"written\"}} {}\nlily_disk_operations_total{{what=\"read\"}} "
+      "{}\nlily_disk_operations_total{{what=\"skipped\"}} {}\n"
+      "lily_disk_operations_total{{what=\"failed\"}} {}\n"
+      "lily_disk_operations_total{{what=\"evicted\"}} {}\n",
+      disk.written, disk.read, disk.skipped, disk.failed, disk.evictions);
 }
 
 void write_engine(std::string& out, const ServedModel& model) {

@@ -60,6 +60,7 @@ struct ServedModel {
   // What a request does that does not say so.
   bool enable_thinking = true;
   bool preserve_thinking = false;
+  bool recall = true;  // answers in a history are put back as they were generated: text/recall.h
 };
 
 class Server {

@@ -66,6 +66,10 @@ class Writer {
     if (out_.marks.empty() || out_.marks.back() < out_.text.size()) out_.marks.push_back(out_.text.size());
   }
 
+  void turn(std::string_view role) { out_.turns.push_back({out_.text.size(), role}); }
+  size_t size() const { return out_.text.size(); }
+  void answer(size_t begin, size_t message) { out_.answers.push_back({begin, out_.text.size(), message}); }
+
   RenderedPrompt take() { return std::move(out_); }
 
  private:
@@ -95,6 +99,7 @@ class Template {
     for (size_t i = 0; i < messages_.size(); ++i) LILY_TRY_VOID(message(i, count));
     bool starts_in_think = false;
     if (!continues_ && options_.add_generation_prompt) {
+      writer_.turn("assistant");
       writer_.control("<|im_start|>assistant\n");
       writer_.mark();
       writer_.control(options_.enable_thinking ? "<think>\n" : "<think>\n\n</think>\n\n");
@@ -136,6 +141,7 @@ class Template {
   Result<void> head() {
     const bool has_system = messages_[0].role == "system";
     if (tools_.empty() && !has_system) return {};
+    writer_.turn("system");
     writer_.control("<|im_start|>system\n");
     if (!tools_.empty()) {
       writer_.control("# Tools\n\nYou have access to the following functions:\n\n<tools>");
@@ -181,9 +187,9 @@ class Template {
       if (!late_system) return {};
       if (!options_.tolerant)
         return fail(ErrorKind::invalid_input, "System message must be at the beginning.");
-      turn("<|im_start|>system\n", content, text);
+      turn(index, "<|im_start|>system\n", content, text);
     } else if (message.role == "user") {
-      turn("<|im_start|>user\n", content, text);
+      turn(index, "<|im_start|>user\n", content, text);
     } else if (message.role == "assistant") {
       assistant(index, content, text);
     } else if (message.role == "tool") {
@@ -194,14 +200,18 @@ class Template {
     return {};
   }
 
-  void turn(std::string_view opener, const Content& content, std::string_view text) {
+  void turn(size_t index, std::string_view opener, const Content& content, std::string_view text) {
+    writer_.turn(messages_[index].role == "user" ? "user" : "system");
     writer_.control(opener);
     writer_.content(content, text);
     writer_.control("<|im_end|>\n");
   }
 
   void tool(size_t index, const Content& content, std::string_view text) {
-    if (index > 0 && messages_[index - 1].role != "tool") writer_.control("<|im_start|>user");
+    if (index > 0 && messages_[index - 1].role != "tool") {
+      writer_.turn("tool");
+      writer_.control("<|im_start|>user");
+    }
     writer_.control("\n<tool_response>\n");
     writer_.content(content, text);
     writer_.control("\n</tool_response>");
@@ -211,34 +221,29 @@ class Template {
   void assistant(size_t index, const Content& content, std::string_view text) {
     const Message& message = messages_[index];
     const bool last = index + 1 == messages_.size();
-    std::string_view reasoning = message.reasoning ? std::string_view(*message.reasoning) : text.substr(0, 0);
-    if (!message.reasoning) {
-      if (const size_t close = text.find(kThinkClose); close != std::string_view::npos) {
-        reasoning = strip_newlines_right(text.substr(0, close));
-        if (const size_t open = reasoning.rfind(kThinkOpen); open != std::string_view::npos)
-          reasoning.remove_prefix(open + kThinkOpen.size());
-        reasoning = strip_newlines_left(reasoning);
-        text = strip_newlines_left(text.substr(text.rfind(kThinkClose) + kThinkClose.size()));
-      }
-    }
-    reasoning = python_strip(reasoning);
+    const AnswerParts parts = answer_parts(message, text);
+    writer_.turn("assistant");
     writer_.control("<|im_start|>assistant\n");
+    const size_t begin = writer_.size();
     const bool answers_last_query = static_cast<ptrdiff_t>(index) > last_query_;
     if (answers_last_query && !std::exchange(answered_, true)) writer_.mark();
-    if (options_.preserve_thinking || answers_last_query) {
+    const bool with_reasoning = options_.preserve_thinking || answers_last_query;
+    if (with_reasoning) {
       writer_.control("<think>\n");
-      if (message.reasoning)
-        writer_.literal(reasoning);
+      if (parts.apart)
+        writer_.literal(parts.reasoning);
       else
-        writer_.content(content, reasoning);
+        writer_.content(content, parts.reasoning);
       writer_.control("\n</think>\n\n");
     }
-    writer_.content(content, text);
-    tool_calls(message, !python_strip(text).empty());
-    if (last && continues_)
-      continues_text_ = !text.empty() || !message.tool_calls.empty();
-    else
-      writer_.control("<|im_end|>\n");
+    writer_.content(content, parts.text);
+    tool_calls(message, !python_strip(parts.text).empty());
+    if (last && continues_) {
+      continues_text_ = !parts.text.empty() || !message.tool_calls.empty();
+      return;
+    }
+    if (with_reasoning) writer_.answer(begin, index);
+    writer_.control("<|im_end|>\n");
   }
 
   void tool_calls(const Message& message, bool after_text) {
@@ -279,6 +284,18 @@ bool is_blank(const Message& message) {
 }
 
 }  // namespace
+
+AnswerParts answer_parts(const Message& message, std::string_view text) {
+  if (message.reasoning) return {python_strip(*message.reasoning), text, true};
+  const size_t close = text.find(kThinkClose);
+  if (close == std::string_view::npos) return {text.substr(0, 0), text, false};
+  std::string_view reasoning = strip_newlines_right(text.substr(0, close));
+  if (const size_t open = reasoning.rfind(kThinkOpen); open != std::string_view::npos)
+    reasoning.remove_prefix(open + kThinkOpen.size());
+  reasoning = strip_newlines_left(reasoning);
+  text = strip_newlines_left(text.substr(text.rfind(kThinkClose) + kThinkClose.size()));
+  return {python_strip(reasoning), text, false};
+}
 
 Conversation normalize(Conversation conversation) {
   std::vector<Message>& messages = conversation.messages;

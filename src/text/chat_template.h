@@ -8,6 +8,7 @@
 #include <boost/json/value.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <variant>
 #include <vector>
 
@@ -54,6 +55,15 @@ struct TemplateOptions {
 
 // developer -> system; the leading run of system messages merged into one, joined by a blank line.
 Conversation normalize(Conversation conversation);
+
+// What an answer in the history says, as the template reads it. Views into the message and `text`.
+struct AnswerParts {
+  std::string_view reasoning;  // without blanks around it
+  std::string_view text;
+  bool apart;  // the reasoning is a field of its own; otherwise it was found in the text, or there is none
+};
+// `text`: the joined content of `message` without blanks around it.
+AnswerParts answer_parts(const Message& message, std::string_view text);
 
 // Errors carry the template's own words ("No messages provided.", "Unexpected message role.", ...).
 Result<RenderedPrompt> render(const Conversation& conversation, const TemplateOptions& options);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 #include "text/rendered_prompt.h"
@@ -12,6 +13,17 @@ namespace lily {
 struct PromptTokens {
   std::vector<int32_t> ids;     // as Tokenizer::encode(prompt)
   std::vector<uint32_t> marks;  // RenderedPrompt::marks, as lengths of ids
+  struct Turn {
+    uint32_t begin;  // in ids
+    std::string_view role;
+  };
+  std::vector<Turn> turns;  // RenderedPrompt::turns
+  struct Answer {
+    uint32_t begin;  // in ids
+    uint32_t end;
+    size_t message;
+  };
+  std::vector<Answer> answers;  // RenderedPrompt::answers
   size_t at_least = 0;          // tokens of the prompt; exact when whole
   bool whole = true;            // otherwise it is beyond the limit, and the rest was left
 };

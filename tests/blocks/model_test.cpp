@@ -150,6 +150,52 @@ TEST_P(ModelTest, AResumedCheckpointContinuesExactly) {
   }
 }
 
+// Keeps what is written, and gives it back.
+class Stored final : public ByteSink, public ByteSource {
+ public:
+  Result<void> write(std::span<const std::byte> bytes) override {
+    all_.insert(all_.end(), bytes.begin(), bytes.end());
+    return {};
+  }
+  Result<void> read(std::span<std::byte> into) override {
+    if (into.size() > all_.size() - done_) return fail(ErrorKind::io, "nothing is left");
+    std::copy_n(all_.begin() + static_cast<ptrdiff_t>(done_), into.size(), into.begin());
+    done_ += into.size();
+    return {};
+  }
+  bool used_up() const { return done_ == all_.size(); }
+
+ private:
+  std::vector<std::byte> all_;
+  size_t done_ = 0;
+};
+
+TEST_P(ModelTest, AStoredCheckpointContinuesExactly) {
+  const Model model(GetParam());
+  if (model.backend->checkpoint_layout().empty()) GTEST_SKIP() << "this device does not store checkpoints";
+  for (const size_t length : {1U, 64U, 100U}) {
+    const auto original = model.state();
+    model.feed(*original, prompt(length), 64);
+    const auto checkpoint = original->save();
+    ASSERT_TRUE(checkpoint.has_value());
+    const Logits expected = model.feed(*original, prompt(30, 2), 7);
+    const auto tokens = static_cast<uint32_t>(length);
+    for (const uint32_t shared : {0U, tokens / Checkpoint::kRowUnit * Checkpoint::kRowUnit}) {
+      Stored stored;
+      ASSERT_TRUE((*checkpoint)->write_rows(shared, tokens, stored).has_value());
+      ASSERT_TRUE((*checkpoint)->write_rest(stored).has_value());
+      const auto again = model.backend->read_checkpoint(
+          {.length = tokens, .shared = shared, .base = checkpoint->get()}, stored);
+      ASSERT_TRUE(again.has_value()) << again.error().text();
+      EXPECT_TRUE(stored.used_up());
+      const auto other = model.state();
+      model.feed(*other, prompt(80, 3), 64);  // it held something else before
+      ASSERT_TRUE(other->resume(**again).has_value());
+      EXPECT_TRUE(model.feed(*other, prompt(30, 2), 7) == expected) << length << " " << shared;
+    }
+  }
+}
+
 TEST_P(ModelTest, SequencesInOnePassAreEachAsThoughAlone) {
   const Model model(GetParam());
   constexpr size_t kSequences = 5;

@@ -1,21 +1,24 @@
-"""What lily keeps between requests: how little it reads again, and that answers do not change by it.
+"""What lily keeps between requests: how little it reads again, and that answers do not change by it. K01 to K15 are the cases
+that a server for this model is held against (docs/STATE.md).
 
-Prompts are the test's own (histories, tool chains), the answers those of the model that comes with lily, greedy."""
+Prompts are the tests' own (histories, tool chains), the answers those of the model that comes with lily, greedy. The sizes that
+take long are set by variables; without them the tests are the same in small."""
 import concurrent.futures
 import json
 import os
-import random
 import re
+import threading
 import time
 
 import httpx
 import pytest
 
+from kept import SLACK, TOOLS, Agent, ask, cached, message, metrics, reread, resident, said, system, tokens, tool_chain, user, words
 from server_process import Server
 
 CONTEXT = "16384"
-SLACK = 64  # tokens that may be read again although they are known
-CONVERSATIONS = int(os.environ.get("LILY_CONVERSATIONS", "5"))
+LONG = int(os.environ.get("LILY_LONG_TOKENS", "6000"))  # of the cases that ask for 100,000 tokens
+SOAK = int(os.environ.get("LILY_SOAK", "150"))  # requests; the case asks for 2,000
 
 
 @pytest.fixture(scope="module")
@@ -30,55 +33,10 @@ def cold():
         yield running
 
 
-def ask(server, messages, **fields):
-    body = {"messages": messages, "temperature": 0, "max_tokens": 40} | fields
-    answer = httpx.post(server.url("/v1/chat/completions"), json=body, timeout=300)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def message(answer) -> dict:
-    return answer["choices"][0]["message"]
-
-
-def reread(answer) -> int:
-    usage = answer["usage"]
-    return usage["prompt_tokens"] - usage["prompt_tokens_details"]["cached_tokens"]
-
-
-def tokens(server, text: str) -> int:
-    return len(httpx.post(server.url("/tokenize"), json={"content": text}).json()["tokens"])
-
-
-def words(count: int, seed) -> str:
-    source = random.Random(str(seed))
-    return " ".join(source.choice(["river", "stone", "cloud", "lamp", "seven", "green", "house"]) for _ in range(count))
-
-
-def user(text: str) -> dict:
-    return {"role": "user", "content": text}
-
-
-def system(seed, count: int = 300) -> dict:
-    return {"role": "system", "content": words(count, seed)}
-
-
-def tool_chain(pairs: int, with_reasoning: bool) -> list[dict]:
-    chain = []
-    for i in range(pairs):
-        call = {"id": f"call_{i}", "type": "function",
-                "function": {"name": "get_weather", "arguments": json.dumps({"city": words(2, ("city", i))})}}
-        turn = {"role": "assistant", "content": "", "tool_calls": [call]}
-        if with_reasoning:
-            turn["reasoning_content"] = words(60, ("thought", i))
-        chain += [turn, {"role": "tool", "tool_call_id": call["id"], "content": words(40, ("result", i))}]
-    return chain
-
-
 def test_an_exact_repeat_is_not_read_again(server):  # K01
-    messages = [user(words(1500, "repeat"))]
+    messages = [user(words(4000, "repeat"))]
     first, second = ask(server, messages), ask(server, messages)
-    assert reread(first) == first["usage"]["prompt_tokens"] > 1500
+    assert reread(first) == first["usage"]["prompt_tokens"] >= 4000
     assert reread(second) <= SLACK
     assert message(first) == message(second)
 
@@ -101,9 +59,8 @@ def test_a_new_query_after_a_tool_chain(server, preserve):  # K02, K03
         assert reread(nxt) <= 2 * SLACK
         return
     known = tokens(server, opening[0]["content"] + opening[1]["content"])
-    cached = nxt["usage"]["prompt_tokens_details"]["cached_tokens"]
-    assert cached >= known, "system and first query must be kept"
-    assert reread(nxt) < nxt["usage"]["prompt_tokens"] - known
+    assert cached(nxt) >= known - SLACK, "system and first query must be kept"
+    assert reread(nxt) <= nxt["usage"]["prompt_tokens"] - known + SLACK
 
 
 def test_a_client_that_drops_the_reasoning(server, cold):  # K04
@@ -152,15 +109,58 @@ def test_a_side_request_evicts_nothing_long():  # K07
         assert reread(ask(server, long + [{"role": "assistant", "content": "Yes."}, user("Go on.")])) < 400
 
 
-def test_a_resend_after_a_disconnect_finds_what_was_read(server):  # K09
-    messages = [user(words(1500, "gone"))]
+def wait_until(condition, seconds: float):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@pytest.mark.parametrize("moment", ["prefill", "decode"])
+def test_a_client_that_leaves_frees_its_place_and_finds_what_was_read(server, moment):  # K09
+    messages = [user(words(4500 if moment == "prefill" else 1500, ("gone", moment)))]
     body = {"messages": messages, "stream": True, "max_tokens": 2000}
+    before = metrics(server)["lily_jobs_total{end=\"cancelled\"}"]
     with httpx.Client(timeout=60) as client:
-        with client.stream("POST", server.url("/v1/chat/completions"), json=body) as stream:
-            for line in stream.iter_lines():
-                if '"reasoning_content":"' in line:
-                    break
-    assert reread(ask(server, messages, max_tokens=4)) <= SLACK
+        if moment == "decode":
+            with client.stream("POST", server.url("/v1/chat/completions"), json=body) as stream:
+                for line in stream.iter_lines():
+                    if '"reasoning_content":"' in line:
+                        break
+        else:
+            computed = metrics(server)["lily_computed_prompt_tokens_total"]
+
+            def leave():
+                wait_until(lambda: metrics(server)["lily_computed_prompt_tokens_total"] > computed + 2048, 60)
+                client.close()
+
+            leaving = threading.Thread(target=leave)
+            leaving.start()
+            try:
+                client.post(server.url("/v1/chat/completions"), json=body)
+            except (httpx.HTTPError, RuntimeError):
+                pass  # closed in the middle
+            leaving.join()
+    wait_until(lambda: metrics(server)["lily_requests_running"] == 0, 5)
+    assert metrics(server)["lily_jobs_total{end=\"cancelled\"}"] + metrics(server)["lily_jobs_total{end=\"finished\"}"] > before
+    again = ask(server, messages, max_tokens=4)
+    if moment == "prefill":
+        assert cached(again) >= 2048
+    else:
+        assert reread(again) <= SLACK
+
+
+def test_a_client_that_leaves_the_queue_is_forgotten():  # K09
+    with Server(None, "--parallel", "1", "--ctx", CONTEXT) as server:
+        long = threading.Thread(target=ask, args=(server, [user(words(2500, "first"))]))
+        long.start()
+        wait_until(lambda: metrics(server)["lily_requests_running"] == 1, 30)
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(server.url("/v1/chat/completions"), json={"messages": [user("Second")]}, timeout=0.3)
+        wait_until(lambda: metrics(server)["lily_requests_waiting"] == 0, 5)
+        long.join()
+        ask(server, [user("Third")], max_tokens=2)
+        assert metrics(server)["lily_jobs_total{end=\"cancelled\"}"] == 1
 
 
 def test_parallel_requests_keep_to_themselves(server):  # K10
@@ -172,60 +172,97 @@ def test_parallel_requests_keep_to_themselves(server):  # K10
         assert list(pool.map(one, range(8))) == alone
 
 
-def random_history(source: random.Random) -> list[list[dict]]:
-    """The message lists of one conversation's requests: turns, edits, branches, repeats, tool chains."""
-    messages = [system(source.random(), source.randrange(20, 400))] if source.random() < 0.7 else []
-    requests = []
-    for _ in range(source.randrange(3, 7)):
-        deed = source.random()
-        if deed < 0.15 and requests:
-            requests.append(requests[-1])  # regenerate
-            continue
-        users = [i for i, m in enumerate(messages) if m["role"] == "user"]
-        if deed < 0.35 and len(users) > 1:
-            at = source.choice(users)
-            messages = messages[:at]  # edit, or branch off
-        messages = messages + [user(words(source.randrange(1, 120), source.random()))]
-        if source.random() < 0.3:
-            messages = messages + tool_chain(source.randrange(1, 4), source.random() < 0.5)
-        requests.append(messages)
-        reply = {"role": "assistant", "content": words(source.randrange(1, 40), source.random())}
-        if source.random() < 0.5:
-            reply["reasoning_content"] = words(source.randrange(1, 40), source.random())
-        messages = messages + [reply]
-    return requests
+def test_twenty_prompts_with_tools_answer_alike_cold_and_warm(server, cold):  # K08, without drafts
+    prompts = []
+    for i in range(5):
+        opening = [system(("twenty", i), 100), user(f"What is the weather in city {i}?")]
+        chain = tool_chain(3, with_reasoning=i % 2 == 0)
+        prompts += [opening + chain[:end] for end in range(0, 7, 2)]
+    answers = [[said(ask(one, messages, tools=TOOLS, max_tokens=24)) for messages in prompts] for one in (cold, server, server)]
+    assert answers[0] == answers[1] == answers[2]
+    assert len(prompts) == 20
 
 
-@pytest.mark.parametrize("companions", [0, 3])
-def test_random_conversations_answer_alike_cold_and_warm(server, cold, companions):
-    source = random.Random(f"conversations {companions}")
-    conversations = [random_history(source) for _ in range(CONVERSATIONS)]
+def test_seeds(server):  # K11
+    def answer(**fields):
+        return said(ask(server, [user("Tell me a story.")], temperature=2, top_p=1, top_k=0, **fields))
 
-    def run(on, requests):
-        return [message(ask(on, messages, max_tokens=24,
-                            chat_template_kwargs={"enable_thinking": len(messages) % 2 == 0})) for messages in requests]
-
-    expected = [run(cold, requests) for requests in conversations]
-    with concurrent.futures.ThreadPoolExecutor(companions + 1) as pool:
-        found = list(pool.map(lambda requests: run(server, requests), conversations))
-    assert found == expected
+    assert answer(seed=7) == answer(seed=7) == answer(seed=7)
+    assert answer(seed=7) != answer(seed=8)
+    assert len({str(answer()) for _ in range(3)}) > 1
 
 
-def test_memory_stays_flat():  # K13 in small
+@pytest.fixture(scope="module")
+def long_server(tmp_path_factory):
+    with Server(None, "--parallel", "1", "--ctx", str(LONG + 4096)) as running:
+        yield running
+
+
+def test_a_long_prompt_is_not_silent_and_errors_come_before_the_header(long_server):  # K12
+    url = long_server.url("/v1/chat/completions")
+    bad = {"messages": [user(words(LONG, "bad"))], "stream": True, "temperature": "hot"}
+    assert httpx.post(url, json=bad, timeout=60).status_code == 400
+    too_long = {"messages": [user(words(LONG + 8192, "bad"))], "stream": True}
+    assert httpx.post(url, json=too_long, timeout=60).json()["error"]["code"] == "context_length_exceeded"
+    body = {"messages": [user(words(LONG, "silent"))], "stream": True, "max_tokens": 4}
+    last = time.monotonic()
+    longest = 0.0
+    with httpx.stream("POST", url, json=body, timeout=3600) as stream:
+        assert stream.status_code == 200
+        for _ in stream.iter_raw():
+            longest = max(longest, time.monotonic() - last)
+            last = time.monotonic()
+    assert longest < 10
+
+
+def test_a_needle_is_found_alike_cold_warm_and_from_disk(tmp_path):  # K15
+    options = ["--parallel", "1", "--ctx", str(LONG + 4096), "--cache-dir", str(tmp_path)]
+
+    def needle(server, place: float):
+        hay = words(LONG, "hay").split()
+        hay.insert(int(LONG * place), "The secret word is violet.")
+        return ask(server, [user(" ".join(hay) + " What is the secret word?")], max_tokens=24)
+
+    places = (0.1, 0.5, 0.9)
+    with Server(None, *options) as server:
+        fresh = [needle(server, place) for place in places]
+        warm = [needle(server, place) for place in places]
+    with Server(None, *options) as server:
+        restored = [needle(server, place) for place in places]
+        assert metrics(server)["lily_disk_operations_total{what=\"read\"}"] > 0
+    for first, second, third in zip(fresh, warm, restored):
+        assert said(first) == said(second) == said(third)
+        assert reread(second) <= SLACK and reread(third) <= SLACK
+
+
+def test_memory_stays_flat():  # K13: tools, clients that leave, prompts that are too long
     with Server(None, "--ctx", "4096", "--parallel", "4", "--cache-ram", "64") as server:
-        def resident() -> int:
-            with open(f"/proc/{server.process.pid}/statm") as statm:
-                return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
         def one(i):
-            ask(server, [user(words(200 + i % 300, ("flat", i)))], max_tokens=2)
+            kind = i % 10
+            if kind == 3:
+                with pytest.raises(httpx.ReadTimeout):
+                    httpx.post(server.url("/v1/chat/completions"), timeout=0.05,
+                               json={"messages": [user(words(2000, ("leaves", i)))]})
+            elif kind == 7:
+                refused = httpx.post(server.url("/v1/chat/completions"), timeout=60, json={"messages": [user(words(5000, i))]})
+                assert refused.status_code == 400
+            elif kind == 5:
+                agent = Agent(server, ("soak", i), with_reasoning=i % 20 == 5)
+                agent.turn()
+                agent.turn()
+            else:
+                ask(server, [user(words(200 + i % 300, ("flat", i)))], max_tokens=2)
 
         with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            list(pool.map(one, range(40)))
-            warmed_up = resident()
-            list(pool.map(one, range(40, 110)))
-        time.sleep(0.2)
-        assert resident() < warmed_up + (16 << 20)
+            warm_up = SOAK // 3
+            list(pool.map(one, range(warm_up)))
+            wait_until(lambda: metrics(server)["lily_requests_running"] == 0, 30)
+            warmed_up = resident(server)
+            list(pool.map(one, range(warm_up, SOAK)))
+        wait_until(lambda: metrics(server)["lily_requests_running"] == 0, 30)
+        assert resident(server) < warmed_up + (24 << 20)
+        assert metrics(server)["lily_cache_bytes"] <= 64 << 20
+        assert "500" not in {line.split()[4] for line in server.lines if " finish=" in line}
 
 
 def test_the_log_says_where_a_prompt_parts_from_what_is_kept(server):

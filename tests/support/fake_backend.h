@@ -40,7 +40,8 @@ struct FakeControl {
   std::function<std::optional<Error>(size_t pass)> fail_collect;
   std::function<void(size_t pass)> on_collect;  // before a pass is computed; may throw
   std::function<std::optional<Error>(int state)> fail_new_state;
-  std::function<bool(uint32_t length)> fail_resume;  // of a checkpoint of this length
+  std::function<bool(uint32_t length)> fail_resume;        // of a checkpoint of this length
+  std::function<void(uint32_t length)> on_write, on_read;  // of a checkpoint; in another thread
 
   std::vector<SeenPass> passes() const {
     const std::lock_guard lock(mutex);
@@ -83,7 +84,14 @@ class FakeCheckpoint final : public Checkpoint {
   FakeCheckpoint& operator=(const FakeCheckpoint&) = delete;
   uint32_t length() const override { return static_cast<uint32_t>(history_.size()); }
   uint64_t bytes() const override { return history_.size() * sizeof(int32_t); }
-  Result<void> write(ByteSink& sink) const override { return sink.write(std::as_bytes(std::span(history_))); }
+  Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const override {
+    return sink.write(std::as_bytes(std::span(history_).subspan(begin, end - begin)));
+  }
+  Result<void> write_rest(ByteSink& sink) const override {
+    if (control_->on_write) control_->on_write(length());
+    const auto length = static_cast<int32_t>(history_.size());
+    return sink.write(std::as_bytes(std::span(&length, 1)));
+  }
   const FakeControl::History& history() const { return history_; }
 
  private:
@@ -173,6 +181,21 @@ class FakeBackend final : public Backend {
 
   // States are free, a checkpoint costs one.
   uint64_t state_bytes() const override { return static_cast<uint64_t>(control_->checkpoints_alive); }
+
+  std::string checkpoint_layout() const override { return "fake 1"; }
+  Result<std::unique_ptr<Checkpoint>> read_checkpoint(const StoredForm& form, ByteSource& source) override {
+    if (control_->on_read) control_->on_read(form.length);
+    FakeControl::History history(form.length);
+    if (form.shared > 0) {
+      const auto& base = dynamic_cast<const FakeCheckpoint&>(*form.base).history();
+      std::copy_n(base.begin(), form.shared, history.begin());
+    }
+    int32_t length = 0;
+    LILY_TRY_VOID(source.read(std::as_writable_bytes(std::span(history).subspan(form.shared))));
+    LILY_TRY_VOID(source.read(std::as_writable_bytes(std::span(&length, 1))));
+    if (length != static_cast<int32_t>(form.length)) breach("a checkpoint was read in another form");
+    return std::make_unique<FakeCheckpoint>(control_, std::move(history));
+  }
 
   Result<Ticket> submit(const Pass& pass) override {
     if (control_->fail_submit) {

@@ -219,6 +219,23 @@ Result<std::unique_ptr<SequenceState>> CudaBackend::new_state(uint32_t max_token
   return std::unique_ptr<SequenceState>(std::move(state));
 }
 
+std::string CudaBackend::checkpoint_layout() const {
+  const Shape& shape = impl_->plan.shape;
+  return fmt::format("cuda 1, {} of {} layers, bf16, pages of {}", shape.name, shape.layers, kPageTokens);
+}
+
+Result<std::unique_ptr<Checkpoint>> CudaBackend::read_checkpoint(const StoredForm& form, ByteSource& source) {
+  if (!impl_->runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (form.length < 1 || form.length > impl_->plan.context) {
+    return fail(ErrorKind::limit, "a checkpoint holds 1 to {} tokens, asked for {}", impl_->plan.context,
+                form.length);
+  }
+  LILY_TRY(auto checkpoint, CudaCheckpoint::read(impl_->context, form, source));
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+}
+
 std::optional<host::StateFacts> CudaBackend::Impl::facts_of(const SequenceState* any) const {
   const auto* state = dynamic_cast<const CudaState*>(any);
   if (state == nullptr || &state->context() != context.get()) {

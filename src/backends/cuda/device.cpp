@@ -105,6 +105,11 @@ Result<BlockRef> take_block(const std::shared_ptr<DevicePool>& pool) {
   return BlockRef(block, [pool](uint8_t* given) { pool->give(given); });
 }
 
+std::mutex& capture_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
 Result<void> copy_to_device(void* to, const void* from, size_t bytes, Stream queue) {
   return check(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, queue), "a copy to the device");
 }

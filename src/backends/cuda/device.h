@@ -133,4 +133,8 @@ Result<void> copy_on_device(void* to, const void* from, size_t bytes, Stream que
 Result<void> clear(void* at, size_t bytes, Stream queue);
 Result<void> finish(Stream queue);  // waits for everything that was queued
 
+// Held while a graph is captured, and by any other thread than the backend's while it queues something: what
+// comes to a queue that captures becomes part of the graph, whoever sends it.
+std::mutex& capture_mutex();
+
 }  // namespace lily::cuda

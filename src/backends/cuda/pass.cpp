@@ -108,6 +108,7 @@ Result<void> PassRunner::capture(uint32_t rows) {
                     .segment_count = rows,
                     .single = true,
                     .prefill = false};
+  const std::lock_guard lock(capture_mutex());
   LILY_TRY_VOID(
       check(cudaStreamBeginCapture(model_.queue(), cudaStreamCaptureModeThreadLocal), "capturing a graph"));
   Result<void> queued = model_.embed(at.ids, at.sampled, rows);

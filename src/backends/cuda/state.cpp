@@ -1,8 +1,6 @@
 #include "backends/cuda/state.h"
 
 #include <algorithm>
-#include <array>
-#include <string_view>
 
 #include "backends/cuda/kernels/sample.h"
 #include "backends/cuda/residency.h"
@@ -11,25 +9,29 @@
 namespace lily::cuda {
 namespace {
 
-constexpr std::string_view kMagic = "LILYCUDA";
-constexpr uint32_t kVersion = 1;
 constexpr size_t kPagesOfSlab = 64;
 constexpr size_t kCellBytes = 256;  // of the sampled token
 
 uint32_t pages_for(uint32_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 uint64_t align(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 
-Result<void> write_u32(ByteSink& sink, uint32_t value) {
-  const std::array<std::byte, 4> bytes{std::byte(value & 0xffU), std::byte((value >> 8) & 0xffU),
-                                       std::byte((value >> 16) & 0xffU), std::byte(value >> 24)};
-  return sink.write(bytes);
-}
-
 Result<void> write_block(ByteSink& sink, const uint8_t* block, size_t bytes, Stream queue) {
   std::vector<std::byte> copy(bytes);
-  LILY_TRY_VOID(copy_to_host(copy.data(), block, bytes, queue));
-  LILY_TRY_VOID(finish(queue));
+  {
+    const std::lock_guard lock(capture_mutex());
+    LILY_TRY_VOID(copy_to_host(copy.data(), block, bytes, queue));
+    LILY_TRY_VOID(finish(queue));
+  }
   return sink.write(copy);
+}
+
+// Waits until the bytes have left the host: the copy of them goes.
+Result<void> read_block(ByteSource& source, uint8_t* block, size_t bytes, Stream queue) {
+  std::vector<std::byte> copy(bytes);
+  LILY_TRY_VOID(source.read(copy));
+  const std::lock_guard lock(capture_mutex());
+  LILY_TRY_VOID(copy_to_device(block, copy.data(), bytes, queue));
+  return finish(queue);
 }
 
 }  // namespace
@@ -67,21 +69,46 @@ uint64_t CudaCheckpoint::bytes() const {
          pages_.size() * StateContext::page_bytes(context_->dims);
 }
 
-Result<void> CudaCheckpoint::write(ByteSink& sink) const {
-  const Plan& plan = context_->plan;
-  LILY_TRY_VOID(sink.write(std::as_bytes(std::span(kMagic))));
-  for (const uint32_t value : {kVersion, static_cast<uint32_t>(plan.shape.id), plan.shape.layers, length_,
-                               static_cast<uint32_t>(samples_)}) {
-    LILY_TRY_VOID(write_u32(sink, value));
-  }
-  LILY_TRY_VOID(
-      write_block(sink, recurrent_.get(), StateContext::recurrent_bytes(context_->dims), context_->queue));
-  LILY_TRY_VOID(
-      write_block(sink, side_.get() + StateContext::table_bytes(plan), sizeof(int32_t), context_->queue));
-  for (const BlockRef& page : pages_) {
-    LILY_TRY_VOID(write_block(sink, page.get(), StateContext::page_bytes(context_->dims), context_->queue));
+Result<void> CudaCheckpoint::write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const {
+  static_assert(kRowUnit % kPageTokens == 0);
+  LILY_CHECK(begin % kRowUnit == 0 && begin <= end && end <= length_ &&
+             (end % kRowUnit == 0 || end == length_));
+  for (uint32_t page = begin / kPageTokens; page < pages_for(end); ++page) {
+    LILY_TRY_VOID(
+        write_block(sink, pages_[page].get(), StateContext::page_bytes(context_->dims), context_->queue));
   }
   return {};
+}
+
+Result<void> CudaCheckpoint::write_rest(ByteSink& sink) const {
+  return write_block(sink, recurrent_.get(), StateContext::recurrent_bytes(context_->dims), context_->queue);
+}
+
+Result<std::unique_ptr<CudaCheckpoint>> CudaCheckpoint::read(
+    const std::shared_ptr<const StateContext>& context, const StoredForm& form, ByteSource& source) {
+  const StateContext& of = *context;
+  auto checkpoint = std::make_unique<CudaCheckpoint>(context, form.length);
+  if (form.shared > 0) {
+    const auto* base = dynamic_cast<const CudaCheckpoint*>(form.base);
+    if (base == nullptr || base->context_ != context) {
+      return fail(ErrorKind::invalid_input, "the checkpoint to share rows with is of another backend");
+    }
+    LILY_CHECK(form.shared % kRowUnit == 0 && form.shared <= std::min(form.length, base->length_));
+    const auto pages = static_cast<ptrdiff_t>(form.shared / kPageTokens);
+    checkpoint->pages_.assign(base->pages_.begin(), base->pages_.begin() + pages);
+  }
+  while (checkpoint->pages_.size() < pages_for(form.length)) {
+    LILY_TRY(BlockRef page, take_block(of.pages));
+    LILY_TRY_VOID(read_block(source, page.get(), StateContext::page_bytes(of.dims), of.queue));
+    checkpoint->pages_.push_back(std::move(page));
+  }
+  LILY_TRY(checkpoint->recurrent_, take_block(of.recurrent));
+  LILY_TRY(checkpoint->side_, take_block(of.sides));
+  LILY_TRY_VOID(
+      read_block(source, checkpoint->recurrent_.get(), StateContext::recurrent_bytes(of.dims), of.queue));
+  const std::lock_guard lock(capture_mutex());
+  LILY_TRY_VOID(clear(checkpoint->side_.get(), StateContext::side_bytes(of.plan), of.queue));
+  return checkpoint;
 }
 
 CudaState::CudaState(std::shared_ptr<const StateContext> context, uint32_t max_tokens)

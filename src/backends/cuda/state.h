@@ -53,10 +53,12 @@ class CudaCheckpoint final : public Checkpoint {
   uint32_t length() const override { return length_; }
   // Pages count in full although others may share them.
   uint64_t bytes() const override;
-  // Little-endian: the magic "LILYCUDA", u32 version 1, shape id, layers, length and whether a token was
-  // sampled; then the recurrent block, the sampled token (i32), and the pages. The counts of an answer are
-  // not part of it.
-  Result<void> write(ByteSink& sink) const override;
+  // Per page its bytes, the last one whole; the rest is the recurrent block. The counts of an answer and its
+  // last token are not stored: a checkpoint that was read starts a new answer. Both wait for what is queued.
+  Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const override;
+  Result<void> write_rest(ByteSink& sink) const override;
+  static Result<std::unique_ptr<CudaCheckpoint>> read(const std::shared_ptr<const StateContext>& context,
+                                                      const StoredForm& form, ByteSource& source);
 
  private:
   friend class CudaState;

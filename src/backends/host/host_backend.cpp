@@ -146,6 +146,25 @@ Result<std::unique_ptr<SequenceState>> HostBackend::new_state(uint32_t max_token
 
 uint64_t HostBackend::state_bytes() const { return *impl_->state_memory; }
 
+// Devices differ in how they order a block's keys and values, shapes in the sizes of all arrays.
+std::string HostBackend::checkpoint_layout() const {
+  return fmt::format("host 1, {}, {} of {} layers, {}, blocks of {}", impl_->device.name,
+                     impl_->layout.shape.name, impl_->layout.shape.layers, to_string(impl_->layout.kv_type),
+                     kBlockTokens);
+}
+
+Result<std::unique_ptr<Checkpoint>> HostBackend::read_checkpoint(const StoredForm& form, ByteSource& source) {
+  if (!impl_->runner) {
+    return fail(ErrorKind::invalid_input, "no model is loaded");
+  }
+  if (form.length < 1 || form.length > impl_->plan.context) {
+    return fail(ErrorKind::limit, "a checkpoint holds 1 to {} tokens, asked for {}", impl_->plan.context,
+                form.length);
+  }
+  LILY_TRY(auto checkpoint, HostCheckpoint::read(impl_->layout, form, source));
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
+}
+
 Result<Ticket> HostBackend::submit(const Pass& pass) {
   if (!impl_->runner) {
     return fail(ErrorKind::invalid_input, "no model is loaded");

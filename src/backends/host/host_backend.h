@@ -23,6 +23,8 @@ class HostBackend final : public Backend {
   Result<void> load(const WeightFile& file, const Plan& plan, FunctionRef<void(double)> progress) override;
   Result<std::unique_ptr<SequenceState>> new_state(uint32_t max_tokens) override;
   uint64_t state_bytes() const override;
+  std::string checkpoint_layout() const override;
+  Result<std::unique_ptr<Checkpoint>> read_checkpoint(const StoredForm& form, ByteSource& source) override;
   // The spans of Sampling::allowed, the flag and the probe of `pass` are used until the pass is collected;
   // everything else is copied.
   Result<Ticket> submit(const Pass& pass) override;

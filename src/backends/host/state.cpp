@@ -1,23 +1,12 @@
 #include "backends/host/state.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
-#include <string_view>
 
 #include "base/check.h"
 
 namespace lily::host {
 namespace {
-
-constexpr std::string_view kMagic = "LILYCKPT";
-constexpr uint32_t kVersion = 1;
-
-Result<void> write_u32(ByteSink& sink, uint32_t value) {
-  const std::array<std::byte, 4> bytes{std::byte(value & 0xffU), std::byte((value >> 8) & 0xffU),
-                                       std::byte((value >> 16) & 0xffU), std::byte(value >> 24)};
-  return sink.write(bytes);
-}
 
 uint32_t blocks_for(uint32_t tokens) { return (tokens + kBlockTokens - 1) / kBlockTokens; }
 
@@ -71,18 +60,40 @@ uint64_t HostCheckpoint::bytes() const {
   return recurrent_.size() * sizeof(float) + blocks_.size() * uint64_t{layout_.kv_block_bytes()};
 }
 
-Result<void> HostCheckpoint::write(ByteSink& sink) const {
-  LILY_TRY_VOID(sink.write(std::as_bytes(std::span(kMagic))));
-  for (const uint32_t value :
-       {kVersion, static_cast<uint32_t>(layout_.shape.id), layout_.shape.layers,
-        static_cast<uint32_t>(layout_.kv_type), length_, static_cast<uint32_t>(answer_.sampled)}) {
-    LILY_TRY_VOID(write_u32(sink, value));
-  }
-  LILY_TRY_VOID(sink.write(std::as_bytes(recurrent_.span())));
-  for (const BlockRef& block : blocks_) {
-    LILY_TRY_VOID(sink.write({block.data().data(), block.data().size()}));
+Result<void> HostCheckpoint::write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const {
+  LILY_CHECK(begin % kRowUnit == 0 && begin <= end && end <= length_ &&
+             (end % kRowUnit == 0 || end == length_));
+  for (uint32_t block = begin / kBlockTokens; block < blocks_for(end); ++block) {
+    LILY_TRY_VOID(sink.write({blocks_[block].data().data(), blocks_[block].data().size()}));
   }
   return {};
+}
+
+Result<void> HostCheckpoint::write_rest(ByteSink& sink) const {
+  return sink.write(std::as_bytes(recurrent_.span()));
+}
+
+Result<std::unique_ptr<HostCheckpoint>> HostCheckpoint::read(const StateLayout& layout,
+                                                             const StoredForm& form, ByteSource& source) {
+  auto checkpoint = std::make_unique<HostCheckpoint>(layout, form.length);
+  if (form.shared > 0) {
+    const auto* base = dynamic_cast<const HostCheckpoint*>(form.base);
+    if (base == nullptr || !(base->layout_ == layout)) {
+      return fail(ErrorKind::invalid_input, "the checkpoint to share rows with is of another backend");
+    }
+    LILY_CHECK(form.shared % kRowUnit == 0 && form.shared <= std::min(form.length, base->length_));
+    const auto blocks = static_cast<ptrdiff_t>(form.shared / kBlockTokens);
+    checkpoint->blocks_.assign(base->blocks_.begin(), base->blocks_.begin() + blocks);
+  }
+  while (checkpoint->blocks_.size() < blocks_for(form.length)) {
+    LILY_TRY(BlockRef block, BlockRef::allocate(layout.kv_block_bytes(), layout.memory));
+    LILY_TRY_VOID(source.read({block.data().data(), block.data().size()}));
+    checkpoint->blocks_.push_back(std::move(block));
+  }
+  LILY_TRY(checkpoint->recurrent_, RecurrentArrays::allocate(layout.recurrent_floats()));
+  checkpoint->charge_ = layout.charge_arrays(1);
+  LILY_TRY_VOID(source.read(std::as_writable_bytes(checkpoint->recurrent_.span())));
+  return checkpoint;
 }
 
 HostState::HostState(const StateLayout& layout, uint32_t max_tokens)

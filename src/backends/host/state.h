@@ -135,10 +135,12 @@ class HostCheckpoint final : public Checkpoint {
   uint32_t length() const override { return length_; }
   // Key-value blocks count in full although others may share them.
   uint64_t bytes() const override;
-  // Little-endian: the magic "LILYCKPT", u32 version 1, shape id, layers, DType of the keys and values,
-  // length and sampled token; then the recurrent arrays, then per block of tokens its bytes. The counts of an
-  // answer are not part of it: a checkpoint read back starts a new one.
-  Result<void> write(ByteSink& sink) const override;
+  // Per block of kBlockTokens tokens its bytes, the last one whole. The rest are the recurrent arrays; the
+  // counts of an answer and its last token are not stored: a checkpoint that was read starts a new answer.
+  Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const override;
+  Result<void> write_rest(ByteSink& sink) const override;
+  static Result<std::unique_ptr<HostCheckpoint>> read(const StateLayout& layout, const StoredForm& form,
+                                                      ByteSource& source);
 
  private:
   friend class HostState;

@@ -1,7 +1,6 @@
 #include "backends/metal/state.h"
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <string_view>
 
@@ -11,18 +10,10 @@
 namespace lily::metal {
 namespace {
 
-constexpr std::string_view kMagic = "LILYMETL";
-constexpr uint32_t kVersion = 1;
 constexpr uint32_t kFirstPages = 8;
 
 uint64_t align(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 uint64_t bits_bytes(const Shape& shape) { return align((shape.vocab + 31) / 32 * sizeof(uint32_t)); }
-
-Result<void> write_u32(ByteSink& sink, uint32_t value) {
-  const std::array<std::byte, 4> bytes{std::byte(value & 0xffU), std::byte((value >> 8) & 0xffU),
-                                       std::byte((value >> 16) & 0xffU), std::byte(value >> 24)};
-  return sink.write(bytes);
-}
 
 }  // namespace
 
@@ -72,21 +63,6 @@ void StateBuffer::copy_from(const StateBuffer& other) const {
 // ---- Checkpoints ----------------------------------------------------------------------------------------
 uint64_t MetalCheckpoint::bytes() const {
   return recurrent_.get()->size() + side_.get()->size() + pages_.size() * context_->pages->page_bytes();
-}
-
-Result<void> MetalCheckpoint::write(ByteSink& sink) const {
-  const Plan& plan = context_->plan;
-  LILY_TRY_VOID(sink.write(std::as_bytes(std::span(kMagic))));
-  for (const uint32_t value : {kVersion, static_cast<uint32_t>(plan.shape.id), plan.shape.layers, length_,
-                               static_cast<uint32_t>(samples_)}) {
-    LILY_TRY_VOID(write_u32(sink, value));
-  }
-  LILY_TRY_VOID(sink.write({recurrent_.get()->contents(), recurrent_.get()->size()}));
-  LILY_TRY_VOID(sink.write({side_.get()->contents(), sizeof(int32_t)}));
-  for (const PagePool::Page& page : pages_) {
-    LILY_TRY_VOID(sink.write({context_->pages->bytes_of(page), context_->pages->page_bytes()}));
-  }
-  return {};
 }
 
 // ---- States ---------------------------------------------------------------------------------------------

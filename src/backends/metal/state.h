@@ -65,10 +65,6 @@ class MetalCheckpoint final : public Checkpoint {
   uint32_t length() const override { return length_; }
   // Pages count in full although others may share them.
   uint64_t bytes() const override;
-  // Little-endian: the magic "LILYMETL", u32 version 1, shape id, layers, length and whether a token was
-  // sampled; then the recurrent states, the sampled token (i32), and the pages. The counts of an answer are
-  // not part of it.
-  Result<void> write(ByteSink& sink) const override;
 
  private:
   friend class MetalState;

@@ -112,7 +112,7 @@ class EngineTest : public testing::Test {
     tokenizer = make_tiny_tokenizer(words);
     ASSERT_TRUE(tokenizer);
     auto created = Engine::create(std::make_unique<FakeBackend>(*made, control), *made, *tokenizer,
-                                  EngineOptions{.queue = queue, .cache_bytes = cache_bytes});
+                                  EngineOptions{.queue = queue, .cache_bytes = cache_bytes, .disk = disk});
     ASSERT_TRUE(created) << created.error().text();
     engine = *std::move(created);
   }
@@ -150,6 +150,7 @@ class EngineTest : public testing::Test {
 
   std::shared_ptr<FakeControl> control = std::make_shared<FakeControl>();
   uint64_t cache_bytes = 0;  // set before start()
+  std::optional<DiskOptions> disk;
   std::vector<std::string> words;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Engine> engine;

@@ -2,6 +2,9 @@
 // answers stay the same.
 #include <gmock/gmock.h>
 
+#include <future>
+#include <thread>
+
 #include "engine/keeper.h"
 #include "tests/unit/engine/collector.h"
 
@@ -87,6 +90,46 @@ TEST_F(KeeperTest, TheNextTurnReadsOnlyWhatIsNew) {
   EXPECT_EQ(engine->metrics().cache.hits, 1U);
 }
 
+// When an answer has ended, a pass that nobody wants any more still holds its state. The client need not
+// wait.
+TEST_F(KeeperTest, TheNextTurnMayComeAtOnce) {
+  control->pass_time = std::chrono::milliseconds(15);
+  start_keeping();
+  const Asked first = ask(numbers(30), 6);
+  EXPECT_EQ(engine->memory()->known(first.tokens), first.tokens.size()) << "when its client hears of the end";
+  std::vector<int32_t> prompt = first.tokens;
+  prompt.push_back(7);
+  const Asked second = ask(prompt, 3);
+  EXPECT_GE(second.usage.cached_tokens, 35U);
+  EXPECT_EQ(second.text, text_of(prompt, 3));
+}
+
+// A server lets go of a job as soon as it hears of its end: the state, which is still in a pass, is kept all
+// the same.
+TEST_F(KeeperTest, AClientThatLeavesWithTheLastEventLosesNothing) {
+  control->pass_time = std::chrono::milliseconds(5);
+  start_keeping();
+  GenerationRequest asked = request(1, 6);
+  asked.prompt = numbers(100);
+  std::promise<Job*> made;
+  std::shared_future<Job*> job = made.get_future().share();
+  std::promise<void> ended;
+  auto handle = engine->submit(asked, [&](const Event& event) {
+    if (!std::holds_alternative<Finished>(event)) return;
+    std::thread([&] { job.get()->cancel(); }).join();
+    ended.set_value();
+  });
+  ASSERT_TRUE(handle);
+  made.set_value(handle->get());
+  ended.get_future().wait();
+  std::vector<int32_t> prompt = asked.prompt;
+  const auto answer = answered(asked.prompt, 6);
+  prompt.insert(prompt.end(), answer.begin(), answer.end());
+  prompt.push_back(3);
+  EXPECT_GE(ask(prompt, 2).usage.cached_tokens, 105U);
+  EXPECT_EQ(control->passes_cancelled, 0);
+}
+
 TEST_F(KeeperTest, AnExactRepeatReadsFromTheLastMark) {
   start_keeping();
   const Asked first = ask(numbers(300), 10, {100, 297});
@@ -153,6 +196,12 @@ TEST_F(KeeperTest, MarksThatWouldSpareFewTokensAreLeftOut) {
   EXPECT_EQ(keeper.stops(asked, 100, 256), (Stops{2048, 4096, 4900, 4998}));
   EXPECT_EQ(keeper.stops(asked, 4990, 256), Stops{});
   EXPECT_EQ(keeper.stops(asked, 0, 1000), (Stops{130, 2040, 3000, 4900, 4998}));
+  // The end of the system turn goes before a mark that is near it: other conversations begin with it too.
+  asked.turns = {{0, "system"}, {4960, "user"}, {4996, "assistant"}};
+  asked.marks = {4960, 4998};
+  EXPECT_EQ(keeper.stops(asked, 0, 256), (Stops{2048, 4096, 4960}));
+  asked.turns[0].role = "user";
+  EXPECT_EQ(keeper.stops(asked, 0, 256), (Stops{2048, 4096, 4998}));
 }
 
 TEST_F(KeeperTest, WithoutABudgetNothingIsKept) {

@@ -111,19 +111,66 @@ TEST_F(StateTest, ACheckpointOfAnotherModelIsRefused) {
   EXPECT_THAT(refused.error().message, HasSubstr("another backend or model"));
 }
 
-TEST_F(StateTest, ACheckpointIsWrittenWithItsHeader) {
+class BytesSource final : public ByteSource {
+ public:
+  explicit BytesSource(std::vector<std::byte> all) : all_(std::move(all)) {}
+  Result<void> read(std::span<std::byte> into) override {
+    if (into.size() > all_.size() - done_) return fail(ErrorKind::io, "the file ends early");
+    std::copy_n(all_.begin() + static_cast<ptrdiff_t>(done_), into.size(), into.begin());
+    done_ += into.size();
+    return {};
+  }
+  size_t left() const { return all_.size() - done_; }
+
+ private:
+  std::vector<std::byte> all_;
+  size_t done_ = 0;
+};
+
+TEST_F(StateTest, AStoredCheckpointContinuesExactly) {
+  for (const uint32_t length : {1U, 64U, 70U, 200U}) {
+    const auto one = state(300);
+    for (uint32_t done = 0; done < length; done += 50)
+      feed(*one, some_tokens(std::min(50U, length - done), done));
+    const auto checkpoint = *one->save();
+    // Whole, or with rows of a checkpoint that has them.
+    for (const uint32_t shared : {0U, length / 64 * 64}) {
+      CountingSink sink;
+      ASSERT_TRUE(checkpoint->write_rows(shared, length, sink).has_value());
+      ASSERT_TRUE(checkpoint->write_rest(sink).has_value());
+      BytesSource source(sink.all);
+      const auto again =
+          backend->read_checkpoint({.length = length, .shared = shared, .base = checkpoint.get()}, source);
+      ASSERT_TRUE(again.has_value()) << again.error().text();
+      EXPECT_EQ(source.left(), 0U);
+      EXPECT_EQ((*again)->length(), length);
+      EXPECT_EQ((*again)->bytes(), checkpoint->bytes());
+      const auto two = state(300), three = state(300);
+      ASSERT_TRUE(two->resume(**again).has_value());
+      ASSERT_TRUE(three->resume(*checkpoint).has_value());
+      feed(*two, some_tokens(30, 7));
+      feed(*three, some_tokens(30, 7));
+      EXPECT_EQ(look(*two), look(*three)) << length << " " << shared;
+    }
+  }
+}
+
+TEST_F(StateTest, AStoredCheckpointThatEndsEarlyIsRefused) {
   const auto one = state();
   feed(*one, some_tokens(70));
-  const auto checkpoint = one->save();
+  const auto checkpoint = *one->save();
   CountingSink sink;
-  ASSERT_TRUE((*checkpoint)->write(sink).has_value());
-  EXPECT_EQ(sink.all.size(), 8 + 6 * 4 + (*checkpoint)->bytes());
-  EXPECT_EQ(std::memcmp(sink.all.data(), "LILYCKPT", 8), 0);
-  EXPECT_EQ(load_unaligned<uint32_t>(sink.all.data() + 8 + 4 * 4), 70U);
+  ASSERT_TRUE(checkpoint->write_rows(0, 70, sink).has_value());
+  ASSERT_TRUE(checkpoint->write_rest(sink).has_value());
+  const uint64_t before = backend->state_bytes();
+  sink.all.pop_back();
+  BytesSource source(sink.all);
+  const auto refused = backend->read_checkpoint({.length = 70}, source);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().message, "the file ends early");
+  EXPECT_EQ(backend->state_bytes(), before);
   sink.limit = sink.all.size() + 100;
-  const auto full = (*checkpoint)->write(sink);
-  ASSERT_FALSE(full.has_value());
-  EXPECT_EQ(full.error().message, "the disk is full");
+  EXPECT_EQ(checkpoint->write_rows(0, 70, sink).error().message, "the disk is full");
 }
 
 TEST_F(StateTest, AcceptedRowsAreAsThoughNeverDrafted) {

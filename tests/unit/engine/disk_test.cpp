@@ -1,0 +1,383 @@
+// The disk tier: files that prove what they are, an index that counts shared rows once, and a store and an
+// engine that find conversations again.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <fstream>
+#include <future>
+
+#include "engine/disk_store.h"
+#include "tests/unit/engine/collector.h"
+
+namespace lily::test {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+// A folder of its own for each test.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "lily-disk-XXXXXX").string();
+    path_ = mkdtemp(name.data());
+  }
+  ~Folder() { fs::remove_all(path_); }
+  const fs::path& path() const { return path_; }
+  // Files of the store with this ending.
+  std::vector<fs::path> files(const std::string& ending) const {
+    std::vector<fs::path> found;
+    for (const auto& entry : fs::recursive_directory_iterator(path_)) {
+      if (entry.is_regular_file() && entry.path().string().ends_with(ending)) found.push_back(entry.path());
+    }
+    return found;
+  }
+  uint64_t bytes() const {
+    uint64_t sum = 0;
+    for (const fs::path& file : files("")) sum += fs::file_size(file);
+    return sum;
+  }
+
+ private:
+  fs::path path_;
+};
+
+std::vector<int32_t> numbers(int32_t count, int32_t first = 0) {
+  std::vector<int32_t> tokens;
+  for (int32_t i = 0; i < count; ++i) tokens.push_back((first + i * 7) % 200);
+  return tokens;
+}
+
+std::vector<std::byte> contents(const fs::path& path) {
+  std::ifstream in(path, std::ios::binary);
+  const std::string text{std::istreambuf_iterator<char>(in), {}};
+  const auto bytes = std::as_bytes(std::span(text));
+  return {bytes.begin(), bytes.end()};
+}
+void overwrite(const fs::path& path, std::span<const std::byte> bytes) {
+  std::ofstream(path, std::ios::binary)
+      .write(reinterpret_cast<const char*>(bytes.data()), static_cast<std::streamsize>(bytes.size()));
+}
+
+TEST(DiskFile, IsWholeOrSaysWhatIsWrong) {
+  const Folder folder;
+  const fs::path path = folder.path() / "x.checkpoint";
+  const DiskHead head{DiskKind::checkpoint, {1, 2}, {3, 4}, 0, 3, {7, 8, 9}};
+  const std::vector<std::byte> payload(100, std::byte{5});
+  {
+    auto writer = DiskWriter::create(path, head);
+    ASSERT_TRUE(writer) << writer.error().text();
+    ASSERT_TRUE(writer->write(payload));
+    EXPECT_FALSE(fs::exists(path)) << "before it is whole it does not have its name";
+    ASSERT_TRUE(writer->finish());
+    EXPECT_EQ(writer->bytes(), fs::file_size(path));
+  }
+  EXPECT_EQ(folder.files(DiskWriter::kUnfinished).size(), 0U);
+  const auto read = [&]() -> Result<void> {
+    LILY_TRY(DiskReader reader, DiskReader::open(path));
+    std::vector<std::byte> found(payload.size());
+    LILY_TRY_VOID(reader.read(found));
+    LILY_TRY_VOID(reader.finish());
+    EXPECT_EQ(reader.head(), head);
+    EXPECT_EQ(found, payload);
+    return {};
+  };
+  ASSERT_TRUE(read());
+  const std::vector<std::byte> whole = contents(path);
+  for (size_t i = 0; i < whole.size(); ++i) {
+    auto damaged = whole;
+    damaged[i] ^= std::byte{0x10};
+    overwrite(path, damaged);
+    const Result<void> refused = read();
+    ASSERT_FALSE(refused) << "byte " << i << " of " << whole.size();
+    EXPECT_THAT(refused.error().text(), HasSubstr("x.checkpoint"));
+  }
+  for (size_t size = 0; size < whole.size(); ++size) {
+    overwrite(path, std::span(whole).first(size));
+    ASSERT_FALSE(read()) << size;
+  }
+  auto longer = whole;
+  longer.push_back(std::byte{0});
+  overwrite(path, longer);
+  EXPECT_FALSE(read());
+}
+
+TEST(DiskFile, WhatIsNotFinishedLeavesNothing) {
+  const Folder folder;
+  {
+    auto writer = DiskWriter::create(folder.path() / "y.rows", {});
+    ASSERT_TRUE(writer);
+    EXPECT_EQ(folder.files(DiskWriter::kUnfinished).size(), 1U);
+  }
+  EXPECT_EQ(folder.files("").size(), 0U);
+}
+
+TEST(DiskIndex, CountsSharedRowsOnceAndDropsThemWithTheLast) {
+  DiskIndex index(10'000);
+  const auto add = [&](const std::vector<int32_t>& tokens) {
+    auto stored = std::make_shared<StoredCheckpoint>(name_checkpoint({1, 1}, tokens));
+    stored->bytes = 100;
+    for (const Hash128& segment : stored->segments) {
+      if (!index.hold(segment)) index.add_segment(segment, 1000);
+    }
+    index.add(tokens, stored);
+    return stored;
+  };
+  const auto stem = numbers(1024);
+  auto left = stem, right = stem;
+  left.push_back(1);
+  right.insert(right.end(), 600, 2);
+  const auto one = add(left);
+  EXPECT_EQ(index.bytes(), 2100U);
+  const auto two = add(right);
+  EXPECT_EQ(index.bytes(), 3200U);
+  EXPECT_EQ(two->segments.size(), 3U);
+  EXPECT_EQ(one->segments[1], two->segments[1]);
+  using Files = std::vector<std::string>;
+  EXPECT_EQ(index.remove(right, *two), (Files{checkpoint_file(two->name), rows_file(two->segments[2])}));
+  EXPECT_EQ(index.bytes(), 2100U);
+  EXPECT_EQ(index.remove(right, *two), Files{});
+  EXPECT_EQ(index.remove(left, *one).size(), 3U);
+  EXPECT_EQ(index.bytes(), 0U);
+  for (int32_t i = 0; i < 50; ++i) {
+    auto other = numbers(1024, i);
+    other.push_back(i);
+    add(other);
+    index.make_room();
+    EXPECT_LE(index.bytes(), index.max_bytes());
+  }
+  EXPECT_GT(index.size(), 2U);
+}
+
+class DiskTest : public EngineTest {
+ protected:
+  void SetUp() override {
+    control->script = [](const FakeControl::History& history) { return std::optional(letter(history)); };
+    cache_bytes = 100;
+    disk = DiskOptions{.folder = folder.path(), .max_bytes = 1 << 20, .model = {7, 7}};
+  }
+  static int32_t letter(const FakeControl::History& history) {
+    return 'a' + fake_next_token(history, 0) % 26;
+  }
+  static std::string text_of(std::vector<int32_t> history, uint32_t count) {
+    std::string text;
+    for (uint32_t i = 0; i < count; ++i) {
+      history.push_back(letter(history));
+      text += static_cast<char>(history.back());
+    }
+    return text;
+  }
+  void begin() { start({.context = 16'384, .sequences = 4, .chunk = 16}); }
+  void restart() {
+    engine.reset();
+    begin();
+  }
+  // Runs one request to its end and holds its text against that of a device that kept nothing.
+  PromptReuse ask(const std::vector<int32_t>& prompt, std::vector<uint32_t> marks = {}) {
+    GenerationRequest asked = request(1, 6);
+    asked.prompt = prompt;
+    asked.marks = std::move(marks);
+    Collector events;
+    const auto job = submit(std::move(asked), events);
+    EXPECT_TRUE(events.wait_end());
+    EXPECT_TRUE(events.finished()) << (events.failed() ? events.failed()->text() : "");
+    EXPECT_EQ(events.content(), text_of(prompt, 6));
+    const auto started = events.all<Started>();
+    return started.empty() ? PromptReuse{} : started.front().reuse;
+  }
+
+  void wait_for_disk(uint64_t written) const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    while (std::chrono::steady_clock::now() < deadline) {
+      // Metrics are reported with each pass, so what is written afterwards is not in them.
+      if (folder.files(".checkpoint").size() >= written) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    ADD_FAILURE() << "the disk has " << folder.files(".checkpoint").size() << " checkpoints";
+  }
+
+  Folder folder;
+};
+
+TEST_F(DiskTest, AConversationIsFoundAgainAfterARestart) {
+  begin();
+  const auto prompt = numbers(1500);
+  EXPECT_EQ(ask(prompt, {700, 1490}).cached, 0U);
+  restart();
+  EXPECT_EQ(folder.files(".checkpoint").size(), 3U);
+  EXPECT_EQ(folder.files(".rows").size(), 2U) << "rows that several checkpoints have are stored once";
+  const PromptReuse again = ask(prompt, {700, 1490});
+  EXPECT_EQ(again.cached, 1490U);
+  EXPECT_TRUE(again.from_disk);
+  EXPECT_EQ(again.result, PromptReuse::Result::hit);
+  EXPECT_FALSE(ask(prompt, {700, 1490}).from_disk) << "now it is in memory";
+  // Another one that parts from it after the first mark.
+  auto other = prompt;
+  other[1000] = 199;
+  const PromptReuse parted = ask(other, {700, 1490});
+  EXPECT_EQ(parted.cached, 700U);
+  EXPECT_EQ(parted.known, 1000U);
+  EXPECT_EQ(parted.why, PromptReuse::Why::parted);
+  EXPECT_EQ(engine->metrics().cache.disk->read, 2U);
+}
+
+TEST_F(DiskTest, WhatMemoryDroppedIsReadFromTheDisk) {
+  cache_bytes = 4;
+  begin();
+  const auto first = numbers(3000);
+  ask(first, {2990});
+  wait_for_disk(3);
+  for (int32_t i = 1; i < 30; ++i) ask(numbers(3000, i), {2990});
+  const PromptReuse again = ask(first, {2990});
+  EXPECT_GE(again.cached, 2048U);
+  EXPECT_TRUE(again.from_disk);
+  EXPECT_LE(control->checkpoints_alive, 6);
+}
+
+TEST_F(DiskTest, OneOfAnotherModelIsNotUsed) {
+  begin();
+  ask(numbers(800), {790});
+  engine.reset();
+  disk->model = {8, 8};
+  begin();
+  EXPECT_EQ(ask(numbers(800), {790}).cached, 0U);
+  engine.reset();
+  disk->model = {7, 7};
+  begin();
+  EXPECT_EQ(ask(numbers(800), {790}).cached, 790U);
+}
+
+TEST_F(DiskTest, DamagedFilesCostTimeNotTheRequest) {
+  begin();
+  ask(numbers(1500), {700, 1490});
+  engine.reset();
+  const auto damage = [&](const fs::path& path) {
+    auto bytes = contents(path);
+    bytes[bytes.size() - 20] ^= std::byte{1};
+    overwrite(path, bytes);
+  };
+  // The largest checkpoint file is one of the two longest; without it the other one serves.
+  const auto longest = [&] {
+    const auto files = folder.files(".checkpoint");
+    return *std::ranges::max_element(files, {}, [](const fs::path& file) { return fs::file_size(file); });
+  };
+  damage(longest());
+  begin();
+  EXPECT_GE(ask(numbers(1500), {}).cached, 700U);
+  engine.reset();
+  for (const fs::path& file : folder.files(".rows")) damage(file);
+  begin();
+  EXPECT_EQ(ask(numbers(1500), {700, 1490}).cached, 0U);
+  EXPECT_GT(engine->metrics().cache.disk->failed, 0U);
+  restart();
+  EXPECT_GE(ask(numbers(1500), {}).cached, 1490U) << "it was written anew";
+}
+
+TEST_F(DiskTest, ForeignFilesAreLeftAlone) {
+  begin();
+  ask(numbers(800), {790});
+  engine.reset();
+  const fs::path good = folder.files(".checkpoint").front();
+  const fs::path inside = good.parent_path();
+  const std::string text = "not mine";
+  const std::vector<fs::path> foreign{inside / "notes.txt", inside / "0123.checkpoint",
+                                      inside / (std::string(32, '0') + ".rows"),
+                                      inside / (Hash128{1, 2}.hex() + ".checkpoint")};
+  for (const fs::path& path : foreign) overwrite(path, std::as_bytes(std::span(text)));
+  fs::create_directory(inside / "folder.rows");
+  const fs::path copy = inside / (Hash128{5, 6}.hex() + ".checkpoint");  // a good one under another's name
+  fs::copy_file(good, copy);
+  const fs::path unfinished = inside / (Hash128{3, 4}.hex() + ".rows" + DiskWriter::kUnfinished);
+  overwrite(unfinished, std::as_bytes(std::span(text)));
+  begin();
+  EXPECT_EQ(ask(numbers(800), {790}).cached, 790U);
+  for (const fs::path& path : foreign) EXPECT_TRUE(fs::exists(path)) << path;
+  EXPECT_TRUE(fs::exists(copy));
+  EXPECT_FALSE(fs::exists(unfinished)) << "left by a crash";
+}
+
+TEST_F(DiskTest, TheLimitHoldsAndTheLongOnesStay) {
+  disk->max_bytes = 40'000;
+  begin();
+  const auto first = numbers(2040);
+  ask(first, {2030});
+  for (int32_t i = 1; i < 40; ++i) ask(numbers(90, i), {});
+  engine.reset();
+  EXPECT_LE(folder.bytes(), 40'000U);
+  begin();
+  EXPECT_GE(ask(first, {2030}).cached, 2030U);
+}
+
+TEST_F(DiskTest, OneFolderServesOneProcess) {
+  begin();
+  auto plan = make_plan(kTiny, {.context = 256, .sequences = 1, .chunk = 16});
+  const auto second = Engine::create(std::make_unique<FakeBackend>(*plan, std::make_shared<FakeControl>()),
+                                     *plan, *tokenizer, EngineOptions{.cache_bytes = 100, .disk = disk});
+  ASSERT_FALSE(second);
+  EXPECT_THAT(second.error().text(), HasSubstr("in use by another process"));
+}
+
+TEST_F(DiskTest, AJobThatWaitsForTheDiskCanBeCancelledAndOthersGoOn) {
+  begin();
+  ask(numbers(800), {790});
+  engine.reset();
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  control->on_read = [released](uint32_t) { released.wait(); };
+  begin();
+  Collector waits;
+  GenerationRequest asked = request(1, 6);
+  asked.prompt = numbers(800);
+  auto job = submit(asked, waits);
+  EXPECT_EQ(ask(numbers(300, 3)).cached, 0U) << "nobody else waits for the disk";
+  EXPECT_GE(engine->metrics().running, 1U);
+  job->cancel();
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  while (engine->metrics().running > 0 && std::chrono::steady_clock::now() < deadline) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  EXPECT_EQ(engine->metrics().running, 0U) << "although the disk has not answered";
+  release.set_value();
+  EXPECT_EQ(ask(numbers(800), {790}).cached, 790U);
+}
+
+TEST_F(DiskTest, SeveralPromptsWaitForOneRead) {
+  begin();
+  ask(numbers(800), {790});
+  engine.reset();
+  std::atomic<int> reads = 0;
+  control->on_read = [&](uint32_t) {
+    ++reads;
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  };
+  begin();
+  std::vector<std::unique_ptr<Job>> jobs;
+  std::vector<Collector> events(4);
+  for (int32_t i = 0; i < 4; ++i) {
+    GenerationRequest asked = request(1, 6);
+    asked.prompt = numbers(800);
+    asked.prompt.push_back(i);
+    jobs.push_back(submit(std::move(asked), events[static_cast<size_t>(i)]));
+  }
+  for (Collector& one : events) {
+    ASSERT_TRUE(one.wait_end());
+    EXPECT_GE(one.all<Started>().at(0).reuse.cached, 790U);
+  }
+  EXPECT_EQ(reads, 1);
+}
+
+TEST_F(DiskTest, ASlowDiskHoldsNobodyUp) {
+  std::promise<void> release;
+  const std::shared_future<void> released = release.get_future().share();
+  control->on_write = [released](uint32_t) { released.wait(); };
+  begin();
+  for (int32_t i = 0; i < 30; ++i) ask(numbers(200, i), {100});
+  EXPECT_GT(engine->metrics().cache.disk->skipped, 0U);
+  EXPECT_EQ(engine->metrics().cache.disk->written, 0U);
+  release.set_value();
+  engine.reset();
+  EXPECT_GE(folder.files(".checkpoint").size(), 5U);
+}
+
+}  // namespace
+}  // namespace lily::test
