@@ -9,6 +9,7 @@
 #include <fstream>
 #include <memory>
 
+#include "apps/lily/bench_conversation.h"
 #include "apps/lily/bench_passes.h"
 #include "apps/lily/bench_rows.h"
 #include "apps/lily/commands.h"
@@ -18,6 +19,7 @@
 #include "apps/lily/random_model.h"
 #include "base/log.h"
 #include "base/threads.h"
+#include "text/tokenizer.h"
 
 namespace lily::app {
 namespace {
@@ -38,6 +40,8 @@ struct Options {
   uint32_t decode = 64;
   uint32_t repeats = 3;
   bool json = false;
+  bool conversation = false;
+  ConversationOptions replay;
 };
 
 struct Bench {
@@ -269,7 +273,83 @@ void print_row(const BenchRow& row) {
   std::fflush(stdout);
 }
 
+json::object json_of(const ConversationTurn& turn) {
+  json::object row{{"history", to_string(turn.history)},
+                   {"turn", turn.turn},
+                   {"kind", turn.query ? "query" : "result"},
+                   {"prompt", turn.prompt},
+                   {"least", turn.least},
+                   {"reread", turn.reread},
+                   {"warm_s", turn.warm}};
+  if (turn.cold > 0) {
+    row["cold_s"] = turn.cold;
+  }
+  return row;
+}
+
+void print_turn(const ConversationTurn& turn) {
+  if (turn.turn == 1) {
+    fmt::print("\n{:11}{:>5}  {:7}{:>8}{:>8}{:>9}{:>13}{:>13}\n", "reasoning", "turn", "new is", "prompt",
+               "least", "re-read", "warm", "cold");
+  }
+  fmt::print("{:11}{:>5}  {:7}{:>8}{:>8}{:>9}{:>11.3f} s", to_string(turn.history), turn.turn,
+             turn.query ? "query" : "result", turn.prompt, turn.least, turn.reread, turn.warm);
+  fmt::print("{}\n", turn.cold > 0 ? fmt::format("{:>11.3f} s", turn.cold) : std::string());
+  std::fflush(stdout);
+}
+
+Result<std::unique_ptr<Tokenizer>> tokenizer_of(const Options& options, const Loaded& loaded) {
+  if (!options.random) {
+    return Tokenizer::load(loaded.file->folder());
+  }
+  return Tokenizer::from_json(synth_tokenizer_json(loaded.plan.shape.vocab), synth_tokenizer_config_json());
+}
+
+Result<void> run_conversation(const Options& options) {
+  Bench bench;
+  bench.sequences = 1;
+  bench.context = options.replay.length + kConversationRoom;
+  if (bench.context > Limits::kMaxContext) {
+    return fail(ErrorKind::limit, "--length {}: expected at most {}", options.replay.length,
+                Limits::kMaxContext - kConversationRoom);
+  }
+  const Interrupts cancel(Interrupts::Kind::once);
+  LILY_TRY(Loaded loaded, load(options, bench, cancel.flag()));
+  LILY_TRY(const std::unique_ptr<Tokenizer> tokenizer, tokenizer_of(options, loaded));
+  json::object root;
+  json::array turns;
+  if (options.json) {
+    root = json_of(loaded, bench);
+  } else {
+    fmt::print("machine      {}; {}\nmodel        {}: {} layers of '{}'; lily {}\n",
+               loaded.backend->device().description, system_name(), loaded.name, loaded.plan.shape.layers,
+               loaded.plan.shape.name, LILY_VERSION);
+  }
+  uint32_t most = 0;
+  std::unique_ptr<Backend> backend = std::move(loaded.backend);
+  LILY_TRY_VOID(replay_conversations(std::move(backend), loaded.plan, *tokenizer, options.replay,
+                                     cancel.flag(), [&](const ConversationTurn& turn) {
+                                       most = std::max(most, turn.reread - std::min(turn.reread, turn.least));
+                                       if (options.json) {
+                                         turns.push_back(json_of(turn));
+                                       } else {
+                                         print_turn(turn);
+                                       }
+                                     }));
+  if (options.json) {
+    root["turns"] = std::move(turns);
+    root["most_above_least"] = most;
+    fmt::print("{}\n", json::serialize(root));
+  } else {
+    fmt::print("\nread again beyond what had to be: at most {} tokens in a turn\n", most);
+  }
+  return {};
+}
+
 Result<void> run(const Options& options) {
+  if (options.conversation) {
+    return run_conversation(options);
+  }
   LILY_TRY(const Bench bench, bench_of(options));
   const Interrupts cancel(Interrupts::Kind::once);
   LILY_TRY(const Loaded loaded, load(options, bench, cancel.flag()));
@@ -343,6 +423,21 @@ void add_bench(CommandLine& line) {
   add_list(*command, "--parallel", options->parallel, 1, Limits::kMaxSequences, "sequences at once");
   command->add_option("--repeats", options->repeats, "times that every row is measured")
       ->check(CLI::Range(1U, 1000U));
+  CLI::Option* conversation = command->add_flag("--conversation", options->conversation,
+                                                "instead: replay an agent's conversation turn by turn and "
+                                                "say what is read again and how long the first "
+                                                "token takes, with the reasoning returned and without");
+  command->add_option("--turns", options->replay.turns, "of --conversation")
+      ->check(CLI::Range(1U, 1000U))
+      ->needs(conversation);
+  command
+      ->add_option("--length", options->replay.length, "of --conversation: tokens of its last prompt, about")
+      ->check(CLI::Range(2000U, Limits::kMaxContext))
+      ->needs(conversation);
+  command
+      ->add_option("--cold-every", options->replay.cold_every,
+                   "of --conversation: every so many turns the prompt is read from its start too; 0 = never")
+      ->needs(conversation);
   command->add_flag("--json", options->json, "one JSON object instead of the table");
   command->callback([&line, options] { line.chosen = [options] { return run(*options); }; });
 }

@@ -44,9 +44,9 @@ class Mailbox {
     bool stop = false;
     bool abort = false;
   };
-  // Blocks while there is nothing to do, which is when `busy` is false, no job waits and nobody called
-  // wake().
-  Orders wait(bool busy);
+  // Blocks while there is nothing to do, which is when `busy` is false, nobody called wake() and no job waits
+  // that could be taken (`full`: none can).
+  Orders wait(bool busy, bool full);
   void wake();                        // any thread: there is something to do, or to look at
   std::shared_ptr<JobRecord> next();  // the oldest waiting job, counted as running from now; or none
   // Waiting jobs whose time is over, counted as running from now.

@@ -118,3 +118,19 @@ def test_weights_without_room_are_refused_with_the_numbers():
     done = bench("--random", "--shape", "qwen36", "--scratch", "/proc", status=1)  # a file system without any
     assert "random weights of 40 layers of 'qwen36' take 19." in done.stderr
     assert "'/proc' has 0.00 GB free" in done.stderr
+
+
+def test_a_conversation_is_read_once():
+    run = bench("--conversation", "--turns", "8", "--length", "2500", "--cold-every", "4", "--json")
+    turns = json.loads(run.stdout)["turns"]
+    assert [turn["turn"] for turn in turns] == 3 * list(range(1, 9))
+    for turn in turns:
+        if turn["turn"] > 1:
+            assert turn["reread"] <= turn["least"] + 64, turn
+        assert (turn.get("cold_s", 0) > 0) == (turn["turn"] % 4 == 0)
+    by = {(turn["history"], turn["turn"]): turn for turn in turns}
+    # With the reasoning kept in the prompt it only grows; without, a new query costs what was said since the last one.
+    assert by["preserved", 7]["least"] < by["preserved", 7]["prompt"] / 4 < by["returned", 7]["least"]
+    assert by["returned", 7]["kind"] == "query" and by["returned", 6]["kind"] == "result"
+    # Reasoning that was not returned is put back within the turns of a query.
+    assert by["dropped", 5]["least"] == by["returned", 5]["least"]
