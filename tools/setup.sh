@@ -9,7 +9,7 @@ if [ "$(uname)" = Darwin ]; then
     exit 0
   fi
   command -v brew >/dev/null || { echo "setup: Homebrew is needed on macOS: https://brew.sh" >&2; exit 1; }
-  for formula in cmake ninja ccache boost fmt spdlog cli11 tl-expected googletest google-benchmark; do
+  for formula in cmake ninja ccache boost fmt spdlog cli11 tl-expected xxhash googletest google-benchmark; do
     brew list --versions "$formula" >/dev/null 2>&1 || brew install --quiet "$formula"
   done
   exit 0

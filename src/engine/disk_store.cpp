@@ -25,6 +25,16 @@ Hash128 store_hash(const Hash128& model, const std::string& layout) {
   return hasher.digest();
 }
 
+// The threads of the store outlive every fault: what an exception says is the failure of one checkpoint.
+template <class F>
+auto guarded(F&& call) -> decltype(call()) {
+  try {
+    return call();
+  } catch (const std::exception& error) {
+    return fail(ErrorKind::internal, "{}", error.what());
+  }
+}
+
 // The parts of a stored checkpoint in the order in which it is read, each verified as it ends.
 class PartsSource final : public ByteSource {
  public:
@@ -210,7 +220,11 @@ void DiskStore::keep(std::span<const int32_t> tokens, std::shared_ptr<const Chec
   Waiting dropped;  // goes after the lock
   {
     const std::lock_guard lock(mutex_);
-    if (checkpoint->bytes() > index_.max_bytes() || index_.holds(tokens)) return;
+    if (index_.holds(tokens)) return;
+    if (checkpoint->bytes() > index_.max_bytes()) {
+      ++counts_.skipped;
+      return;
+    }
     if (waiting_.size() == kMostWaiting) {
       dropped = std::move(waiting_.front());
       waiting_.pop_front();
@@ -243,15 +257,13 @@ void DiskStore::write_all() {
       item = std::move(waiting_.front());
       waiting_.pop_front();
     }
-    writing_ = true;
     lock.unlock();
     remove_files(garbage);
     Result<void> written;
-    if (item.checkpoint != nullptr) written = write(item);
+    if (item.checkpoint != nullptr) written = guarded([&] { return write(item); });
     if (!written) log_warn("a conversation could not be kept on disk: {}", written.error().text());
     item = {};
     lock.lock();
-    writing_ = false;
     counts_.failed += written ? 0 : 1;
     changed_.notify_all();
   }
@@ -357,7 +369,7 @@ void DiskStore::read_all() {
     const std::shared_ptr<Fetch> fetch = std::move(fetches_.front());
     fetches_.pop_front();
     lock.unlock();
-    Result<std::shared_ptr<Checkpoint>> checkpoint = read(*fetch);
+    Result<std::shared_ptr<Checkpoint>> checkpoint = guarded([&] { return read(*fetch); });
     if (!checkpoint) fetch->damaged = damaged_rows(*fetch->stored);
     lock.lock();
     if (checkpoint) {
@@ -442,11 +454,6 @@ DiskMetrics DiskStore::metrics() const {
   metrics.bytes = index_.bytes();
   metrics.evictions = index_.evictions();
   return metrics;
-}
-
-void DiskStore::flush() {
-  std::unique_lock lock(mutex_);
-  changed_.wait(lock, [&] { return waiting_.empty() && !writing_; });
 }
 
 }  // namespace lily

@@ -60,7 +60,6 @@ class DiskStore {
                                                   size_t most) const;
   void advance(uint64_t tokens);
   DiskMetrics metrics() const;
-  void flush();  // until nothing waits to be written
 
  private:
   struct Waiting {
@@ -94,7 +93,6 @@ class DiskStore {
   std::condition_variable changed_;
   DiskIndex index_;
   std::deque<Waiting> waiting_;
-  bool writing_ = false;
   std::deque<std::shared_ptr<Fetch>> fetches_;
   std::vector<std::weak_ptr<Fetch>> under_way_;
   std::vector<std::string> garbage_;  // files that the writer removes

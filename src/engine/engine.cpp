@@ -80,7 +80,11 @@ class EngineImpl final : public Engine {
     return std::make_unique<JobHandle>(mailbox_, std::move(record));
   }
 
-  EngineMetrics metrics() const override { return mailbox_->metrics(); }
+  EngineMetrics metrics() const override {
+    EngineMetrics metrics = mailbox_->metrics();
+    metrics.cache.disk = runner_->disk_metrics();
+    return metrics;
+  }
   const TokenMemory* memory() const override { return runner_->memory(); }
   const Plan& plan() const override { return plan_; }
   const DeviceInfo& device() const override { return backend_->device(); }

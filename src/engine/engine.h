@@ -36,6 +36,7 @@ struct GenerationRequest {
   bool starts_in_think = false;  // both from the rendered prompt
   bool continues_text = false;
   uint32_t max_tokens = 0;  // 0 = up to the context
+  uint64_t client = 0;      // who asks: clients that wait take turns, whoever asks for more
   // From submit() to the end of the answer; 0 = no limit. What is there by then is the answer (`length`);
   // a job without a token by then fails with ErrorKind::timeout.
   double max_seconds = 0;

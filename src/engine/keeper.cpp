@@ -201,8 +201,11 @@ CacheMetrics Keeper::metrics() const {
   CacheMetrics metrics = counts_;
   metrics.checkpoints = static_cast<uint32_t>(cache_.size());
   metrics.bytes = backend_.state_bytes();
-  if (disk_) metrics.disk = disk_->metrics();
   return metrics;
+}
+
+std::optional<DiskMetrics> Keeper::disk_metrics() const {
+  return disk_ ? std::optional(disk_->metrics()) : std::nullopt;
 }
 
 }  // namespace lily

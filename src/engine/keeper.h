@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -52,7 +53,9 @@ class Keeper final : public TokenMemory {
 
   // After each pass: `tokens` were computed, states have grown.
   void computed(uint64_t tokens);
-  CacheMetrics metrics() const;
+  CacheMetrics metrics() const;  // without those of the disk
+  // Any thread: what the disk does, it does also while nothing is computed.
+  std::optional<DiskMetrics> disk_metrics() const;
 
  private:
   void make_room();

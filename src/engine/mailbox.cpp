@@ -102,8 +102,15 @@ void Mailbox::wake() {
 std::shared_ptr<JobRecord> Mailbox::next() {
   const std::lock_guard lock(mutex_);
   if (waiting_.empty()) return nullptr;
-  std::shared_ptr<JobRecord> job = std::move(waiting_.front());
-  waiting_.pop_front();
+  const auto last = [&](const std::shared_ptr<JobRecord>& one) {
+    const auto found = served_.find(one->request.client);
+    return found == served_.end() ? 0 : found->second;
+  };
+  const auto first = std::ranges::min_element(waiting_, {}, last);  // of equals the oldest
+  std::shared_ptr<JobRecord> job = std::move(*first);
+  waiting_.erase(first);
+  served_[job->request.client] = ++turn_;
+  if (waiting_.empty()) served_.clear();
   metrics_.waiting = static_cast<uint32_t>(waiting_.size());
   ++metrics_.running;
   return job;

@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <vector>
@@ -47,8 +48,9 @@ class Mailbox {
   // Blocks while there is nothing to do, which is when `busy` is false, nobody called wake() and no job waits
   // that could be taken (`full`: none can).
   Orders wait(bool busy, bool full);
-  void wake();                        // any thread: there is something to do, or to look at
-  std::shared_ptr<JobRecord> next();  // the oldest waiting job, counted as running from now; or none
+  void wake();  // any thread: there is something to do, or to look at
+  // The oldest waiting job of the client that was served longest ago, counted as running from now; or none.
+  std::shared_ptr<JobRecord> next();
   // Waiting jobs whose time is over, counted as running from now.
   std::vector<std::shared_ptr<JobRecord>> take_overdue(EngineClock::time_point now);
   // Before a pass is submitted. False: one of its jobs was cancelled since it was planned; plan again.
@@ -68,6 +70,9 @@ class Mailbox {
   std::condition_variable work_;
   std::condition_variable idle_;
   std::deque<std::shared_ptr<JobRecord>> waiting_;
+  // Of each client when it was served last, while anybody waits.
+  std::map<uint64_t, uint64_t> served_;
+  uint64_t turn_ = 0;
   std::vector<PassWatch*> passes_;
   EngineMetrics metrics_;
   bool closed_ = false;

@@ -21,7 +21,8 @@ class Runner {
                                                 const EngineOptions& options);
   // The body of the device thread: returns when the mailbox says stop, with every job ended.
   void run();
-  // Any thread, once created; null where nothing is kept.
+  // Both from any thread, once created. The memory is null where nothing is kept.
+  std::optional<DiskMetrics> disk_metrics() const { return keeper_->disk_metrics(); }
   const TokenMemory* memory() const { return keeper_->enabled() ? keeper_.get() : nullptr; }
 
  private:

@@ -312,6 +312,7 @@ Awaitable<void> run_job(Connection& connection, const std::shared_ptr<Preparatio
   }
   outcome.stream = job->request.stream;
   outcome.prompt_tokens = job->request.generation.prompt.size();
+  job->request.generation.client = connection.client();
   Generation generation(connection);
   const Result<void> submitted = generation.submit(*job->model->engine, std::move(job->request.generation));
   if (!submitted) {

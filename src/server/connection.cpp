@@ -90,6 +90,12 @@ Connection::Awaitable<void> Connection::wait(Clock::time_point deadline) {
   }
 }
 
+uint64_t Connection::client() const {
+  boost::system::error_code ec;
+  const auto peer = socket_.remote_endpoint(ec);
+  return std::hash<std::string>()((ec ? "" : peer.address().to_string()) + "\n" + request_.bearer);
+}
+
 bool Connection::peer_has_closed() {
 #ifdef POLLRDHUP
   constexpr short kClosed = POLLRDHUP | POLLHUP | POLLERR;

@@ -37,6 +37,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
   // For handlers, inside the connection's coroutine.
   Core& core() { return core_; }
   const HttpRequest& request() const { return request_; }
+  uint64_t client() const;  // one number for all requests from an address with one key
   std::string take_body() { return std::move(request_.body); }
   void release_body();  // it is not held any more: others may send theirs
   // Runs `work`, which must not throw, on the pool of workers; false: the client has gone meanwhile, and what

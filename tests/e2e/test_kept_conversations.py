@@ -262,7 +262,7 @@ def test_memory_stays_flat():  # K13: tools, clients that leave, prompts that ar
         wait_until(lambda: metrics(server)["lily_requests_running"] == 0, 30)
         assert resident(server) < warmed_up + (24 << 20)
         assert metrics(server)["lily_cache_bytes"] <= 64 << 20
-        assert "500" not in {line.split()[4] for line in server.lines if " finish=" in line}
+        assert "500" not in {line.split()[3] for line in server.lines if " finish=" in line}
 
 
 def test_the_log_says_where_a_prompt_parts_from_what_is_kept(server):

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include <cmath>
+#include <future>
+#include <mutex>
 
 #include "tests/unit/engine/collector.h"
 
@@ -525,6 +527,37 @@ TEST_F(EngineTest, MetricsAddUp) {
   EXPECT_EQ(metrics.running + metrics.waiting, 0U);
   EXPECT_EQ(metrics.passes, metrics.bytes_read);
   EXPECT_EQ(engine->device().name, "fake");
+}
+
+// One client has five requests in the queue when another one comes.
+TEST_F(EngineTest, ClientsThatWaitTakeTurns) {
+  control->pass_time = std::chrono::milliseconds(1);
+  start({.context = 256, .sequences = 1, .chunk = 16});
+  std::mutex mutex;
+  std::vector<int> order;
+  std::vector<std::unique_ptr<Job>> jobs;
+  std::vector<std::promise<void>> ended(7);
+  const auto ask = [&](int number, uint64_t client) {
+    GenerationRequest asked = request(20, 8);
+    asked.client = client;
+    auto job = engine->submit(std::move(asked), [&, number](const Event& event) {
+      if (std::holds_alternative<Started>(event)) {
+        const std::lock_guard lock(mutex);
+        order.push_back(number);
+      }
+      if (std::holds_alternative<Finished>(event)) ended[static_cast<size_t>(number)].set_value();
+    });
+    ASSERT_TRUE(job);
+    jobs.push_back(*std::move(job));
+  };
+  for (int i = 0; i < 5; ++i) ask(i, 1);
+  ask(5, 2);
+  ask(6, 2);
+  for (auto& one : ended) one.get_future().wait();
+  const auto place = [&](int number) { return std::ranges::find(order, number) - order.begin(); };
+  EXPECT_LE(place(5), 2);
+  EXPECT_LE(place(6), 4);
+  for (int i = 0; i < 4; ++i) EXPECT_LT(place(i), place(i + 1)) << "each client's own in their order";
 }
 
 }  // namespace
