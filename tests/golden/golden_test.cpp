@@ -281,7 +281,7 @@ std::vector<std::string> devices() {
 }
 
 // Every folder on every device; the emulated one executes every thread by itself and takes one of the small
-// shape.
+// shape, without its longest parts.
 std::vector<std::tuple<std::string, std::string>> vectors_and_devices() {
   std::vector<std::tuple<std::string, std::string>> all;
   for (const std::string& folder : folders()) {
@@ -368,7 +368,7 @@ TEST_P(Golden, LogitsAndStreamsAgree) {
   // the small shape.
   const bool slow = device == "reference" && shape_.id == ShapeId::qwen36;
   for (const json::value& prompt : vectors.root.at("prompts").as_array()) {
-    if (slow && prompt.at("tokens").as_array().size() > 200) {
+    if ((slow || device == kEmulated) && prompt.at("tokens").as_array().size() > 200) {
       continue;
     }
     SCOPED_TRACE(std::string(prompt.at("name").as_string()));
@@ -376,7 +376,7 @@ TEST_P(Golden, LogitsAndStreamsAgree) {
   }
   for (const json::value& decode : vectors.root.at("decode").as_array()) {
     SCOPED_TRACE(std::string(decode.at("name").as_string()));
-    check_decode(**backend, *checkpoint.file, vectors, decode, slow ? 32 : 256);
+    check_decode(**backend, *checkpoint.file, vectors, decode, slow ? 32 : device == kEmulated ? 128 : 256);
   }
   RecordProperty("relative", fmt::format("{:.2e}", Comparison::worst));
 }
