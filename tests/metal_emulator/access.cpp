@@ -259,6 +259,9 @@ using lily::metal::emulator::Group;
 
 // By the byte where the type does not promise an alignment.
 static void each_byte(const void* address, size_t bytes, bool write) {
+  if (Group::running().on_stack(address)) {
+    return;
+  }
   for (size_t i = 0; i < bytes; ++i) {
     Group::running().access(static_cast<const char*>(address) + i, 1, write, false);
   }

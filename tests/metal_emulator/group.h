@@ -92,6 +92,7 @@ class Group {
   void release();
   bool matrix_turn(const char* what, const void* operand, const char* file, int line);
   void collective(bool on) { collective_ = on; }
+  bool on_stack(const void* address) const { return stacks_.holds(address); }
   void access(const void* address, size_t bytes, bool write, bool atomic);
   void atomic_access(const void* address, size_t bytes, bool reads, bool writes);
   [[noreturn]] void refuse(const std::string& what);

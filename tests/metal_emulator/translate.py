@@ -332,7 +332,7 @@ def write(source: Source, text: str, kernels: list[dict], constants: list[tuple[
     space = f"lily_kernels_{source.name}"
     out = f"""// Made by translate.py from {source.name}.metal. Do not edit.
 #include "metal_stdlib.h"
-#ifndef LILY_METAL_TYPES_ONLY
+#ifdef LILY_METAL_CHECKED
 asm("memcpy = lily_metal_memcpy\\nmemset = lily_metal_memset\\nmemmove = lily_metal_memmove");
 #endif
 #ifdef LILY_METAL_CHECKED

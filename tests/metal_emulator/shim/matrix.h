@@ -5,6 +5,7 @@
 #include "simd.h"
 
 namespace lily_metal {
+typedef float Eight __attribute__((ext_vector_type(8)));  // a row
 template <class P>
 struct Pointee {};
 template <class T>
@@ -93,23 +94,24 @@ LILY_QUIET inline void simdgroup_multiply_accumulate(simdgroup_matrix<D, 8, 8>& 
   if (!lily_metal::matrix_turn("simdgroup_multiply_accumulate", nullptr, file, line)) {
     return;
   }
-  float left[64];
-  float right[64];
-  float sum[64];
-  for (int i = 0; i < 64; ++i) {
-    left[i] = static_cast<float>(a.lily_elements[i]);
-    right[i] = static_cast<float>(b.lily_elements[i]);
-    sum[i] = static_cast<float>(c.lily_elements[i]);
-  }
-  for (int row = 0; row < 8; ++row) {
-    for (int k = 0; k < 8; ++k) {
-      for (int column = 0; column < 8; ++column) {
-        sum[row * 8 + column] += left[row * 8 + k] * right[k * 8 + column];
-      }
+  lily_metal::Eight right[8];
+  for (int k = 0; k < 8; ++k) {
+    for (int column = 0; column < 8; ++column) {
+      right[k][column] = static_cast<float>(b.lily_elements[k * 8 + column]);
     }
   }
-  for (int i = 0; i < 64; ++i) {
-    d.lily_elements[i] = static_cast<D>(sum[i]);
+  for (int row = 0; row < 8;
+       ++row) {  // d may be one of the others: of a and c only this row is needed from here on
+    lily_metal::Eight sum;
+    for (int column = 0; column < 8; ++column) {
+      sum[column] = static_cast<float>(c.lily_elements[row * 8 + column]);
+    }
+    for (int k = 0; k < 8; ++k) {
+      sum += static_cast<float>(a.lily_elements[row * 8 + k]) * right[k];
+    }
+    for (int column = 0; column < 8; ++column) {
+      d.lily_elements[row * 8 + column] = static_cast<D>(sum[column]);
+    }
   }
 }
 template <class D, class A, class B>
