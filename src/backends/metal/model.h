@@ -88,6 +88,7 @@ class DeviceModel {
   static Result<std::unique_ptr<DeviceModel>> load(Device& device, const ModelWeights& weights,
                                                    const Plan& plan, Mappings mappings,
                                                    FunctionRef<void(double)> progress);
+  ~DeviceModel();
 
   // `ids` of `rows` rows from `first_row` on.
   void embed(Commands& commands, const View& ids, uint32_t first_row, uint32_t rows);
@@ -120,6 +121,8 @@ class DeviceModel {
   struct Rows {
     View x, y;
     uint32_t count, x_stride, y_stride;
+    // Outputs of enter(), which knows the rest.
+    static Rows to(const View& y, uint32_t y_stride) { return {{}, y, 0, 0, y_stride}; }
   };
   void project(Commands& commands, const Linear& linear, const Rows& rows, const View& norm) const;
   void project_many(Commands& commands, const Linear& linear, const Rows& rows) const;
@@ -148,9 +151,6 @@ class DeviceModel {
   // Kernels that have no format.
   struct Kernels;
   std::unique_ptr<Kernels> kernels_;
-
- public:
-  ~DeviceModel();
 };
 
 }  // namespace lily::metal

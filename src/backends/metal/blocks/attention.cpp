@@ -11,9 +11,9 @@ void DeviceModel::attention(Commands& commands, uint32_t layer, const Batch& bat
   const Shape& s = plan_.shape;
   const Workspace& w = *space_;
   const std::array<std::pair<const Linear*, Rows>, 3> products{
-      {{&of.q, {.x = {}, .y = View(w.mixed), .count = 0, .x_stride = 0, .y_stride = 2 * s.q_width()}},
-       {&of.k, {.x = {}, .y = View(w.keys), .count = 0, .x_stride = 0, .y_stride = s.kv_width()}},
-       {&of.v, {.x = {}, .y = View(w.values), .count = 0, .x_stride = 0, .y_stride = s.kv_width()}}}};
+      {{&of.q, Rows::to(View(w.mixed), 2 * s.q_width())},
+       {&of.k, Rows::to(View(w.keys), s.kv_width())},
+       {&of.v, Rows::to(View(w.values), s.kv_width())}}};
   enter(commands, products, batch, of.input_norm);
   const auto args_of = [&](const Segment& segment) {
     return AttendArgs{s.q_heads, s.kv_heads, of.index, s.attention_layers(), segment.rows, segment.position};

@@ -31,15 +31,10 @@ void DeviceModel::delta_net(Commands& commands, uint32_t layer, const Batch& bat
   const Shape& s = plan_.shape;
   const Workspace& w = *space_;
   const std::array<std::pair<const Linear*, Rows>, 4> products{
-      {{&of.qkv, {.x = {}, .y = View(w.mixed), .count = 0, .x_stride = 0, .y_stride = s.conv_channels()}},
-       {&of.z, {.x = {}, .y = View(w.z), .count = 0, .x_stride = 0, .y_stride = s.value_width()}},
-       {&of.a, {.x = {}, .y = View(w.ab), .count = 0, .x_stride = 0, .y_stride = 2 * s.v_heads}},
-       {&of.b,
-        {.x = {},
-         .y = View(w.ab).from(s.v_heads * sizeof(float)),
-         .count = 0,
-         .x_stride = 0,
-         .y_stride = 2 * s.v_heads}}}};
+      {{&of.qkv, Rows::to(View(w.mixed), s.conv_channels())},
+       {&of.z, Rows::to(View(w.z), s.value_width())},
+       {&of.a, Rows::to(View(w.ab), 2 * s.v_heads)},
+       {&of.b, Rows::to(View(w.ab).from(s.v_heads * sizeof(float)), 2 * s.v_heads)}}};
   enter(commands, products, batch, of.input_norm);
   const Rows out{.x = View(w.heads),
                  .y = rows_of(stream_, batch),

@@ -11,13 +11,8 @@ void DeviceModel::moe(Commands& commands, uint32_t layer, const Batch& batch, co
   const Shape& s = plan_.shape;
   const Workspace& w = *space_;
   const std::array<std::pair<const Linear*, Rows>, 2> products{
-      {{&of.router, {.x = {}, .y = View(w.router), .count = 0, .x_stride = 0, .y_stride = s.experts + 1}},
-       {&of.shared_gate,
-        {.x = {},
-         .y = View(w.router).from(s.experts * sizeof(float)),
-         .count = 0,
-         .x_stride = 0,
-         .y_stride = s.experts + 1}}}};
+      {{&of.router, Rows::to(View(w.router), s.experts + 1)},
+       {&of.shared_gate, Rows::to(View(w.router).from(s.experts * sizeof(float)), s.experts + 1)}}};
   enter(commands, products, batch, of.post_norm);
   const size_t row = kTopExperts * sizeof(uint32_t);
   const View chosen =
