@@ -11,8 +11,9 @@ namespace {
 // Tiles of the experts before each: those of expert e are [before[e], before[e + 1]) after the shared
 // expert's.
 struct Schedule {
+  // First and aligned: loads of four at once reach into a neighbour otherwise, whose writing racecheck reports.
+  alignas(16) uint32_t warp_totals[kTileThreads / 32];
   uint32_t before[kTileThreads + 1];
-  uint32_t warp_totals[kTileThreads / 32];
 };
 
 // A run of uses of one expert that a block multiplies at once.
