@@ -72,8 +72,8 @@ class Replay {
     history_ = history;
     messages_.clear();
     read_.clear();
-    messages_.push_back(text_message("system", fmt::format("Conversation {}. ", to_string(history)) +
-                                                   words(options_.length / kSystemShare)));
+    messages_.push_back(text_message(
+        "system", fmt::format("Conversation {}. ", to_string(history)) + words(system_tokens())));
     for (uint32_t turn = 0; turn < options_.turns; ++turn) {
       if (cancel) return fail(ErrorKind::cancelled, "interrupted");
       LILY_TRY(const ConversationTurn figures, take(turn));
@@ -90,9 +90,11 @@ class Replay {
     return source_.take(std::max(1U, static_cast<uint32_t>(tokens * words_per_token_)));
   }
 
+  uint32_t system_tokens() const { return options_.length / kSystemShare; }
+
   Result<ConversationTurn> take(uint32_t turn) {
     ConversationTurn figures{.history = history_, .turn = turn + 1, .query = turn % kTurnsOfQuery == 0};
-    const double rest = options_.length - options_.length / kSystemShare;
+    const double rest = options_.length - system_tokens();
     const double share = std::max(16.0, rest / options_.turns - kAnswerTokens);
     messages_.push_back(text_message(figures.query ? "user" : "tool", words(share)));
     LILY_TRY(GenerationRequest request, prepare(messages_));
@@ -162,11 +164,11 @@ class Replay {
   // Lets the model "say" an answer after `prompt`: it is read, and its end with it. The client gets what a
   // parser makes of it.
   Result<void> answer(std::vector<int32_t> prompt, bool calls) {
-    std::string text = words(kAnswerTokens / 2) + "\n\n</think>\n\n";
+    std::string text = words(kAnswerTokens / 2.0) + "\n\n</think>\n\n";
     text +=
         calls ? "\n<tool_call>\n<function=read_file>\n<parameter=line>\n7\n</parameter>\n<parameter=path>\n" +
                     words(4) + "\n</parameter>\n\n</function>\n</tool_call>"
-              : words(kAnswerTokens / 4) + " \n";
+              : words(kAnswerTokens / 4.0) + " \n";
     OutputParser parser({.in_think = true, .continues_text = false}, schemas_);
     ParsedOutput parsed;
     for (const OutputPiece& piece : parser.push(text)) parsed.add(piece);

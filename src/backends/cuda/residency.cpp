@@ -37,8 +37,7 @@ struct PlainItem {
 // The parts of the model in the order of their use.
 class Inventory {
  public:
-  Inventory(const Shape& shape, const ModelWeights& weights, ModelViews& views)
-      : shape_(shape), views_(views) {
+  Inventory(const Shape& shape, const ModelWeights& weights, ModelViews& views) : views_(views) {
     views.layers.resize(shape.layers);
     embed(weights.embed.table);
     for (uint32_t i = 0; i < shape.layers; ++i) {
@@ -144,7 +143,6 @@ class Inventory {
     floats(w.post_norm.to_floats(), to.post_norm);
   }
 
-  const Shape& shape_;
   ModelViews& views_;
 };
 

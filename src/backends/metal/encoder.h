@@ -15,9 +15,8 @@ struct View {
 
   View() = default;
   View(const Buffer* of, size_t first, size_t count) : buffer(of), offset(first), bytes(count) {}
-  View(const std::unique_ptr<Buffer>&
-           whole)  // NOLINT(google-explicit-constructor): a buffer is a view of itself
-      : buffer(whole.get()), bytes(whole ? whole->size() : 0) {}
+  // NOLINTNEXTLINE(google-explicit-constructor): a buffer is a view of itself
+  View(const std::unique_ptr<Buffer>& whole) : buffer(whole.get()), bytes(whole ? whole->size() : 0) {}
   // What follows the first `skip` bytes, or `count` bytes of it.
   View from(size_t skip) const { return {buffer, offset + skip, bytes - skip}; }
   View part(size_t skip, size_t count) const { return {buffer, offset + skip, count}; }

@@ -12,8 +12,8 @@
 namespace lily::cpu {
 namespace {
 
-constexpr size_t kScalePair = 2 * sizeof(float);  // of a group of a prepared row: its scale and its sum
-constexpr size_t kTileBytes = size_t{128} << 10;  // of prepared rows, kept in the second-level cache
+inline constexpr size_t kScalePair = 2 * sizeof(float);  // of a group of a prepared row: its scale and its sum
+inline constexpr size_t kTileBytes = size_t{128} << 10;  // of prepared rows, kept in the second-level cache
 
 // Most: rows of a panel.
 template <class V, uint32_t Most = V::kRows>
