@@ -2,7 +2,6 @@
 // apart, they do not withstand somebody who looks for two contents with one hash.
 #pragma once
 
-#include <compare>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -16,7 +15,10 @@ namespace lily {
 struct Hash128 {
   uint64_t high = 0;
   uint64_t low = 0;
-  auto operator<=>(const Hash128&) const = default;
+  bool operator==(const Hash128&) const = default;
+  bool operator<(const Hash128& other) const {
+    return high != other.high ? high < other.high : low < other.low;
+  }
   std::string hex() const;  // 32 digits
 };
 std::optional<Hash128> hash_from_hex(std::string_view text);  // what hex() writes, and nothing else

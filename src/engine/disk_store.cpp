@@ -226,9 +226,12 @@ void DiskStore::keep(std::span<const int32_t> tokens, std::shared_ptr<const Chec
       return;
     }
     if (waiting_.size() == kMostWaiting) {
-      dropped = std::move(waiting_.front());
-      waiting_.pop_front();
       ++counts_.skipped;
+      const auto shortest =
+          std::ranges::min_element(waiting_, {}, [](const Waiting& item) { return item.tokens.size(); });
+      if (shortest->tokens.size() > tokens.size()) return;
+      dropped = std::move(*shortest);
+      waiting_.erase(shortest);
     }
     waiting_.push_back({{tokens.begin(), tokens.end()}, std::move(checkpoint)});
   }
@@ -320,7 +323,7 @@ Result<void> DiskStore::write(const Waiting& item) {
     stored->bytes = file.bytes();
     return flush_folder(folder_);
   };
-  const Result<void> written = own();
+  Result<void> written = own();
   std::vector<std::string> gone;
   {
     const std::lock_guard lock(mutex_);
@@ -346,7 +349,7 @@ std::shared_ptr<DiskStore::Fetch> DiskStore::fetch(std::span<const int32_t> prom
     if (stop_ || match.kept == nullptr || match.length <= longer_than) return nullptr;
     std::erase_if(under_way_, [](const std::weak_ptr<Fetch>& one) { return one.expired(); });
     for (const std::weak_ptr<Fetch>& one : under_way_) {
-      const std::shared_ptr<Fetch> other = one.lock();
+      std::shared_ptr<Fetch> other = one.lock();
       if (other != nullptr && other->stored == match.kept) return other;  // several prompts wait for it
     }
     const auto tokens = prompt.first(match.length);

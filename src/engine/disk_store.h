@@ -26,7 +26,8 @@ namespace lily {
 
 class DiskStore {
  public:
-  // Checkpoints that may wait to be written; one more takes the place of the oldest.
+  // Checkpoints that may wait to be written; of one more the shortest is not written: a short side request
+  // never costs a long conversation its place.
   static constexpr size_t kMostWaiting = 8;
 
   // Reads what is there. `backend` must outlive it.
