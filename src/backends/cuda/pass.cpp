@@ -14,10 +14,6 @@ namespace {
 uint64_t align(uint64_t bytes) { return (bytes + 255) / 256 * 256; }
 constexpr uint32_t kAllTokens = 0xffffffffU;
 
-uint32_t rows_of(const Slice& slice) {
-  return static_cast<uint32_t>(std::max<size_t>(slice.tokens.size(), 1));
-}
-
 }  // namespace
 
 // ---- Tables ---------------------------------------------------------------------------------------------
@@ -164,7 +160,9 @@ bool PassRunner::is_decode(const Pass& pass, const PassRecord& record) const {
 }
 
 Result<void> PassRunner::queue_pass(const Pass& pass, PassRecord& record) {
-  order_rows(pass, record);
+  const host::RowCounts counts = host::order_rows<CudaState>(pass, kSmallSlice, record.slices);
+  record.rows = counts.rows;
+  record.wanted = counts.wanted;
   const bool decode = is_decode(pass, record);
   record.tables = record.rows <= small_.rows() ? &small_ : &large_;
   if (decode) {  // the graph computes the logits of all rows
@@ -192,47 +190,6 @@ Result<void> PassRunner::queue_pass(const Pass& pass, PassRecord& record) {
   LILY_TRY_VOID(
       copy_to_host(record.experts_used.bytes(), model_.experts_used(), record.experts_used.size(), queue));
   return record.end.record(queue);
-}
-
-// Single rows first, then short slices, then drafts, then long slices: batches are consecutive rows.
-void PassRunner::order_rows(const Pass& pass, PassRecord& record) {
-  record.slices.clear();
-  record.rows = 0;
-  record.wanted = 0;
-  const auto rank = [](const Slice& slice) {
-    return slice.keep == Keep::until_accept ? 2
-           : rows_of(slice) == 1            ? 0
-           : rows_of(slice) <= kSmallSlice  ? 1
-                                            : 3;
-  };
-  for (int turn = 0; turn < 4; ++turn) {
-    for (uint32_t i = 0; i < pass.slices.size(); ++i) {
-      const Slice& slice = pass.slices[i];
-      if (rank(slice) != turn) {
-        continue;
-      }
-      auto* state = static_cast<CudaState*>(slice.state);
-      const uint32_t rows = rows_of(slice);
-      const bool samples = slice.sampling.mode != Sampling::Mode::none;
-      const uint32_t wanted = std::max<uint32_t>(slice.logits_rows, samples ? 1 : 0);
-      record.slices.push_back({.state = state,
-                               .flags = state->flags(),
-                               .resumed = state->flags()->resumed,
-                               .slice = i,
-                               .first_row = record.rows,
-                               .rows = rows,
-                               .position = state->length(),
-                               .feeds_sampled = slice.tokens.empty(),
-                               .keep = slice.keep,
-                               .logits_rows = slice.logits_rows,
-                               .first_wanted = record.wanted,
-                               .wanted = wanted,
-                               .samples = samples});
-      ++state->flags()->in_flight;
-      record.rows += rows;
-      record.wanted += wanted;
-    }
-  }
 }
 
 Result<void> PassRunner::fill_sample(const Sampling& sampling, const SliceRecord& slice, SampleRow& row) {

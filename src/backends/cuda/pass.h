@@ -7,6 +7,7 @@
 
 #include "backends/cuda/model.h"
 #include "backends/cuda/state.h"
+#include "backends/host/pass_rows.h"
 
 namespace lily::cuda {
 
@@ -46,20 +47,7 @@ class PassTables {
   std::array<PinnedMemory, kCopies> host_results_;
 };
 
-struct SliceRecord {
-  CudaState* state;
-  std::shared_ptr<StateFlags> flags;
-  uint32_t resumed;    // flags->resumed at submission
-  uint32_t slice;      // of the pass
-  uint32_t first_row;  // of the stream: not the order of the pass
-  uint32_t rows;
-  uint32_t position;
-  bool feeds_sampled;
-  Keep keep;
-  uint32_t logits_rows;
-  uint32_t first_wanted, wanted;  // in the tables; the last is the one that is sampled, if any is
-  bool samples;
-};
+using SliceRecord = host::SliceRows<CudaState>;
 
 struct PassRecord {
   std::vector<SliceRecord> slices;  // in the order of their rows
@@ -93,7 +81,6 @@ class PassRunner {
  private:
   struct Graph;
   Result<void> queue_pass(const Pass& pass, PassRecord& record);
-  void order_rows(const Pass& pass, PassRecord& record);
   Result<void> fill_tables(const Pass& pass, PassRecord& record);
   Result<void> fill_sample(const Sampling& sampling, const SliceRecord& slice, SampleRow& row);
   void plan_batches(const PassRecord& record);

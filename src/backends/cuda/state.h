@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernel_args.h"
+#include "backends/host/pass_rows.h"
 #include "model/plan.h"
 
 namespace lily::cuda {
@@ -38,13 +39,7 @@ struct StateContext {
   static uint64_t bytes_per_sequence(const Plan& plan);
 };
 
-// What a state shares with the passes that use it.
-struct StateFlags {
-  bool failed = false;  // a pass left the state unusable
-  uint32_t resumed =
-      0;  // how often the state was resumed: a pass collected later says nothing of the state of now
-  uint32_t in_flight = 0;  // passes submitted and not settled
-};
+using host::StateFlags;
 
 class CudaCheckpoint final : public Checkpoint {
  public:

@@ -10,9 +10,6 @@
 namespace lily::metal {
 namespace {
 
-uint32_t rows_of(const Slice& slice) {
-  return static_cast<uint32_t>(std::max<size_t>(slice.tokens.size(), 1));
-}
 uint64_t mask_words(const Plan& plan) { return (plan.shape.vocab + 31) / 32; }
 uint64_t slices_of(const Plan& plan) { return (plan.shape.vocab + kSampleSlice - 1) / kSampleSlice; }
 
@@ -70,48 +67,6 @@ Result<void> PassRunner::prepare() {
   LILY_TRY(best_,
            device_.buffer(DeviceModel::kHeadRows * slices_of(plan_) * sizeof(SliceBest), "best logits"));
   return {};
-}
-
-// Single rows first, then short slices, then drafts, then long slices: batches are consecutive rows.
-void PassRunner::order_rows(const Pass& pass, PassRecord& record) const {
-  record.slices.clear();
-  record.rows = 0;
-  record.wanted = 0;
-  const auto rank = [](const Slice& slice) {
-    return slice.keep == Keep::until_accept ? 2
-           : rows_of(slice) == 1            ? 0
-           : rows_of(slice) <= kSmallSlice  ? 1
-                                            : 3;
-  };
-  for (int turn = 0; turn < 4; ++turn) {
-    for (uint32_t i = 0; i < pass.slices.size(); ++i) {
-      const Slice& slice = pass.slices[i];
-      if (rank(slice) != turn) {
-        continue;
-      }
-      auto* state = static_cast<MetalState*>(slice.state);
-      const uint32_t rows = rows_of(slice);
-      const bool samples = slice.sampling.mode != Sampling::Mode::none;
-      const uint32_t wanted = std::max<uint32_t>(slice.logits_rows, samples ? 1 : 0);
-      record.slices.push_back({.state = state,
-                               .flags = state->flags(),
-                               .resumed = state->flags()->resumed,
-                               .slice = i,
-                               .first_row = record.rows,
-                               .rows = rows,
-                               .position = state->length(),
-                               .feeds_sampled = slice.tokens.empty(),
-                               .keep = slice.keep,
-                               .logits_rows = slice.logits_rows,
-                               .first_wanted = record.wanted,
-                               .wanted = wanted,
-                               .samples = samples,
-                               .table = {}});
-      ++state->flags()->in_flight;
-      record.rows += rows;
-      record.wanted += wanted;
-    }
-  }
 }
 
 // Copies biases and mask of a slice into the tables of the pass.
@@ -245,7 +200,9 @@ Result<void> PassRunner::flush(PassRecord& record) {
 }
 
 Result<void> PassRunner::encode(const Pass& pass, PassRecord& record) {
-  order_rows(pass, record);
+  const host::RowCounts counts = host::order_rows<MetalState>(pass, kSmallSlice, record.slices);
+  record.rows = counts.rows;
+  record.wanted = counts.wanted;
   LILY_TRY_VOID(fill_tables(pass, record));
   LILY_TRY(commands_, device_.commands("pass"));
   for (const Step& step : program_) {

@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "backends/host/pass_rows.h"
 #include "backends/metal/model.h"
 #include "backends/metal/state.h"
 
@@ -22,19 +23,7 @@ struct PassTables {
   std::unique_ptr<Buffer> results;  // i32 [max_rows][token, usable], written by the device
 };
 
-struct SliceRecord {
-  MetalState* state;
-  std::shared_ptr<StateFlags> flags;
-  uint32_t resumed;    // flags->resumed at submission
-  uint32_t slice;      // of the pass
-  uint32_t first_row;  // of the stream: not the order of the pass
-  uint32_t rows;
-  uint32_t position;
-  bool feeds_sampled;
-  Keep keep;
-  uint32_t logits_rows;
-  uint32_t first_wanted, wanted;  // in the tables; the last is the one that is sampled, if any is
-  bool samples;
+struct SliceRecord : host::SliceRows<MetalState> {
   View table;  // page numbers
 };
 
@@ -73,7 +62,6 @@ class PassRunner {
     size_t segments;
   };
   Result<void> encode(const Pass& pass, PassRecord& record);
-  void order_rows(const Pass& pass, PassRecord& record) const;
   Result<void> fill_tables(const Pass& pass, PassRecord& record);
   Result<void> fill_sampling(const Sampling& sampling, const PassRecord& record);
   void plan_batches(const PassRecord& record);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backends/host/pass_rows.h"
 #include "backends/metal/model.h"
 #include "backends/metal/pages.h"
 
@@ -51,12 +52,7 @@ class StateBuffer {
   std::unique_ptr<Buffer> buffer_;
 };
 
-// What a state shares with the passes that use it.
-struct StateFlags {
-  bool failed = false;     // a pass left the state unusable
-  uint32_t resumed = 0;    // how often: a pass collected later says nothing of the state of now
-  uint32_t in_flight = 0;  // passes submitted and not settled
-};
+using host::StateFlags;
 
 class MetalCheckpoint final : public Checkpoint {
  public:
