@@ -10,8 +10,8 @@
 #include "backends/cuda/kernels/limits.h"
 #include "backends/cuda/pass.h"
 #include "backends/host/pass_check.h"
+#include "backends/host/seam.h"
 #include "base/log.h"
-#include "model/bytes.h"
 #include "weights/bind.h"
 
 namespace lily::cuda {
@@ -36,8 +36,7 @@ struct CudaBackend::Impl {
   std::shared_ptr<StateContext> context;
   std::optional<PassRunner> runner;
   std::array<PassRecord, kMaxInFlight> records;
-  Ticket next_submit = 0;
-  Ticket next_collect = 0;
+  host::Tickets tickets;
 
   PassRecord& record(Ticket ticket) { return records[ticket % kMaxInFlight]; }
 
@@ -124,10 +123,7 @@ static Result<double> best_seconds(Stream queue, Work&& work) {
 }
 
 Result<DeviceLimits> CudaBackend::measure_limits() {
-  if (impl_->next_submit != impl_->next_collect) {
-    return fail(ErrorKind::invalid_input, "limits are measured with no pass in flight, {} are not collected",
-                impl_->next_submit - impl_->next_collect);
-  }
+  LILY_TRY_VOID(impl_->tickets.check_idle());
   const Stream queue = impl_->queue;
   const uint32_t blocks = impl_->traits.multiprocessors;
   Meter meter;  // this memory is not part of what the model needs
@@ -167,13 +163,7 @@ Result<void> CudaBackend::load(const WeightFile& file, const Plan& plan, Functio
 Result<void> CudaBackend::load(const ModelWeights& weights, const Plan& plan,
                                FunctionRef<void(double)> progress) {
   Impl& impl = *impl_;
-  if (impl.runner) {
-    return fail(ErrorKind::invalid_input, "this backend has loaded a model already");
-  }
-  if (weights.layers.size() != plan.shape.layers) {
-    return fail(ErrorKind::invalid_input, "the plan is for {} layers, the weights have {}", plan.shape.layers,
-                weights.layers.size());
-  }
+  LILY_TRY_VOID(host::check_load(impl.runner.has_value(), weights, plan));
   LILY_TRY(const MemoryNeed need, estimate(weights, plan));
   size_t free = 0;
   size_t total = 0;
@@ -208,13 +198,7 @@ Result<void> CudaBackend::load(const ModelWeights& weights, const Plan& plan,
 }
 
 Result<std::unique_ptr<SequenceState>> CudaBackend::new_state(uint32_t max_tokens) {
-  if (!impl_->runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (max_tokens < 1 || max_tokens > impl_->plan.context) {
-    return fail(ErrorKind::limit, "a state has room for 1 to {} tokens, asked for {}", impl_->plan.context,
-                max_tokens);
-  }
+  LILY_TRY_VOID(host::check_new_state(impl_->runner.has_value(), impl_->plan, max_tokens));
   LILY_TRY(std::unique_ptr<CudaState> state, CudaState::create(impl_->context, max_tokens));
   return std::unique_ptr<SequenceState>(std::move(state));
 }
@@ -225,13 +209,7 @@ std::string CudaBackend::checkpoint_layout() const {
 }
 
 Result<std::unique_ptr<Checkpoint>> CudaBackend::read_checkpoint(const StoredForm& form, ByteSource& source) {
-  if (!impl_->runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (form.length < 1 || form.length > impl_->plan.context) {
-    return fail(ErrorKind::limit, "a checkpoint holds 1 to {} tokens, asked for {}", impl_->plan.context,
-                form.length);
-  }
+  LILY_TRY_VOID(host::check_stored(impl_->runner.has_value(), impl_->plan, form));
   LILY_TRY(auto checkpoint, CudaCheckpoint::read(impl_->context, form, source));
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
@@ -250,15 +228,10 @@ std::optional<host::StateFacts> CudaBackend::Impl::facts_of(const SequenceState*
 
 Result<Ticket> CudaBackend::submit(const Pass& pass) {
   Impl& impl = *impl_;
-  if (!impl.runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (impl.next_submit - impl.next_collect >= kMaxInFlight) {
-    return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
-  }
+  LILY_TRY_VOID(impl.tickets.check_submit(impl.runner.has_value()));
   LILY_TRY_VOID(
       host::check_pass(pass, impl.plan, [&](const SequenceState* state) { return impl.facts_of(state); }));
-  const Ticket ticket = impl.next_submit++;
+  const Ticket ticket = impl.tickets.submit();
   impl.runner->run(pass, impl.record(ticket), static_cast<uint32_t>(ticket % kMaxInFlight));
   return ticket;
 }
@@ -274,64 +247,47 @@ Result<void> CudaBackend::Impl::settle(PassRecord& record) {
     static_cast<void>(finish(queue));  // of what was queued before the fault
   }
   record.settled = true;
-  for (const SliceRecord& slice : record.slices) {
-    --slice.flags->in_flight;
+  host::leave_states(record.slices, [&](const SliceRecord& slice) {
     bool usable = record.outcome.has_value();
     for (uint32_t i = 0; usable && i < slice.wanted; ++i) {
       usable = record.tables->host_finite(record.copy)[slice.first_wanted + i] != 0 ||
                (!slice.samples && slice.logits_rows == 0);
     }
-    if (!usable && slice.flags->resumed == slice.resumed) {
-      slice.flags->failed = true;
-    }
-  }
+    return usable;
+  });
   return record.outcome;
 }
 
 void CudaBackend::Impl::settle_all() {
-  for (Ticket ticket = next_collect; ticket < next_submit; ++ticket) {
+  for (Ticket ticket = tickets.oldest(); ticket < tickets.next(); ++ticket) {
     static_cast<void>(settle(record(ticket)));
   }
 }
 
 uint64_t CudaBackend::Impl::bytes_read(const PassRecord& record) const {
-  uint64_t bytes = record.rows * (weights->embed.table.total_bytes() / plan.shape.vocab);
   const auto* used = record.experts_used.as<uint32_t>();
-  for (uint32_t layer = 0; layer < plan.shape.layers; ++layer) {
-    uint32_t experts = 0;
+  const auto experts = [used](uint32_t layer) {
+    uint32_t count = 0;
     for (uint32_t word = 0; word < DeviceModel::kExpertWords; ++word) {
-      experts += static_cast<uint32_t>(std::popcount(used[layer * DeviceModel::kExpertWords + word]));
+      count += static_cast<uint32_t>(std::popcount(used[layer * DeviceModel::kExpertWords + word]));
     }
-    bytes += mixer_bytes(weights->layers[layer]) + moe_bytes(weights->layers[layer].moe, experts);
-  }
-  if (record.heads) {
-    bytes += weights->head.norm.total_bytes() + weights->head.lm_head.total_bytes();
-  }
-  for (const SliceRecord& slice : record.slices) {
-    bytes += plan.recurrent_bytes() + (uint64_t{slice.position} + slice.rows) * plan.kv_bytes_per_token();
-  }
-  return bytes;
+    return count;
+  };
+  return host::weight_bytes_read(*weights, plan, record.rows, record.heads, experts) +
+         host::state_bytes_read(record.slices, plan);
 }
 
 Result<Output> CudaBackend::collect(Ticket ticket) {
   Impl& impl = *impl_;
-  if (ticket != impl.next_collect || ticket == impl.next_submit) {
-    return fail(ErrorKind::invalid_input, "ticket {} is not the oldest that waits to be collected", ticket);
-  }
+  LILY_TRY_VOID(impl.tickets.check_collect(ticket));
   PassRecord& record = impl.record(ticket);
   const Result<void> outcome = impl.settle(record);
-  ++impl.next_collect;
+  impl.tickets.collect();
   LILY_TRY_VOID(outcome);
   Output output;
-  output.slices.resize(record.slices.size());
-  for (const SliceRecord& slice : record.slices) {
-    SliceOutput& out = output.slices[slice.slice];
-    out.finite = !(slice.flags->failed && slice.flags->resumed == slice.resumed);
-    out.logits = std::move(record.logits[slice.slice]);
-    if (slice.samples && out.finite) {
-      out.token = record.tables->host_tokens(record.copy)[slice.first_wanted + slice.wanted - 1];
-    }
-  }
+  output.slices = host::outputs_of(record.slices, record.logits, [&](uint32_t row) {
+    return record.tables->host_tokens(record.copy)[row];
+  });
   output.bytes_read = impl.bytes_read(record);
   LILY_TRY(output.seconds, record.end.seconds_since(record.start));
   return output;

@@ -27,60 +27,55 @@ struct Meter {
   uint64_t peak = 0;
 };
 
+// Where the bytes of a DeviceMemory or PinnedMemory are, and how many. Empty after a move.
+class MemoryBlock {
+ public:
+  size_t size() const { return size_; }
+  uint8_t* bytes() const { return static_cast<uint8_t*>(data_); }
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ protected:
+  MemoryBlock() = default;
+  MemoryBlock(MemoryBlock&& other) noexcept
+      : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+  MemoryBlock& operator=(MemoryBlock&& other) noexcept {
+    std::swap(data_, other.data_);
+    std::swap(size_, other.size_);
+    return *this;
+  }
+  ~MemoryBlock() = default;
+  void* data_ = nullptr;
+  size_t size_ = 0;
+};
+
 // Device memory, 256-byte aligned; its contents are not defined. Move-only. Given back on destruction.
-class DeviceMemory {
+class DeviceMemory : public MemoryBlock {
  public:
   DeviceMemory() = default;
   static Result<DeviceMemory> allocate(size_t bytes, Meter& meter, std::string_view what);
-  DeviceMemory(DeviceMemory&& other) noexcept { swap(other); }
+  DeviceMemory(DeviceMemory&&) noexcept = default;
   DeviceMemory& operator=(DeviceMemory&& other) noexcept {
-    swap(other);
+    MemoryBlock::operator=(std::move(other));
+    std::swap(meter_, other.meter_);
     return *this;
   }
   ~DeviceMemory();
-  size_t size() const { return size_; }
-  uint8_t* bytes() const { return static_cast<uint8_t*>(data_); }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
 
  private:
-  void swap(DeviceMemory& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-    std::swap(meter_, other.meter_);
-  }
-  void* data_ = nullptr;
-  size_t size_ = 0;
-  Meter* meter_ = nullptr;
+  Meter* meter_ = nullptr;  // of where it was allocated; only looked at where there are bytes
 };
 
 // Page-locked host memory. Move-only.
-class PinnedMemory {
+class PinnedMemory : public MemoryBlock {
  public:
   PinnedMemory() = default;
   static Result<PinnedMemory> allocate(size_t bytes, std::string_view what);
-  PinnedMemory(PinnedMemory&& other) noexcept { swap(other); }
-  PinnedMemory& operator=(PinnedMemory&& other) noexcept {
-    swap(other);
-    return *this;
-  }
+  PinnedMemory(PinnedMemory&&) noexcept = default;
+  PinnedMemory& operator=(PinnedMemory&&) noexcept = default;
   ~PinnedMemory();
-  size_t size() const { return size_; }
-  uint8_t* bytes() const { return static_cast<uint8_t*>(data_); }
-  template <class T>
-  T* as() const {
-    return static_cast<T*>(data_);
-  }
-
- private:
-  void swap(PinnedMemory& other) noexcept {
-    std::swap(data_, other.data_);
-    std::swap(size_, other.size_);
-  }
-  void* data_ = nullptr;
-  size_t size_ = 0;
 };
 
 // A place in a queue. Made with create(); an empty one must not be used.

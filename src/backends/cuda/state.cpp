@@ -4,6 +4,7 @@
 
 #include "backends/cuda/kernels/sample.h"
 #include "backends/cuda/residency.h"
+#include "backends/host/seam.h"
 #include "base/check.h"
 
 namespace lily::cuda {
@@ -224,13 +225,7 @@ Result<void> CudaState::submitted(std::span<const int32_t> tokens, Keep keep, bo
 
 Result<std::unique_ptr<Checkpoint>> CudaState::save() {
   wait();
-  if (flags_->failed) {
-    return fail(ErrorKind::invalid_input, "cannot save a state that a failed pass left unusable");
-  }
-  if (provisional()) {
-    return fail(ErrorKind::invalid_input, "cannot save a state with {} provisional rows: accept() them first",
-                draft_rows_);
-  }
+  LILY_TRY_VOID(host::check_save(flags_->failed, draft_rows_));
   const StateContext& of = *context_;
   auto checkpoint = std::make_unique<CudaCheckpoint>(context_, length_);
   LILY_TRY(checkpoint->recurrent_, take_block(of.recurrent));
@@ -247,13 +242,8 @@ Result<std::unique_ptr<Checkpoint>> CudaState::save() {
 Result<void> CudaState::resume(const Checkpoint& checkpoint) {
   wait();
   const auto* from = dynamic_cast<const CudaCheckpoint*>(&checkpoint);
-  if (from == nullptr || from->context_ != context_) {
-    return fail(ErrorKind::invalid_input, "the checkpoint is of another backend or model");
-  }
-  if (from->length_ > max_tokens_) {
-    return fail(ErrorKind::limit, "the checkpoint holds {} tokens, the state has room for {}", from->length_,
-                max_tokens_);
-  }
+  LILY_TRY_VOID(
+      host::check_resume(from != nullptr && from->context_ == context_ ? from : nullptr, max_tokens_));
   const StateContext& of = *context_;
   LILY_TRY_VOID(copy_on_device(recurrent_.get(), from->recurrent_.get(),
                                StateContext::recurrent_bytes(of.dims), of.queue));
@@ -275,15 +265,7 @@ Result<void> CudaState::resume(const Checkpoint& checkpoint) {
 
 Result<void> CudaState::accept(uint32_t rows) {
   wait();
-  if (flags_->failed) {
-    return fail(ErrorKind::invalid_input, "cannot accept rows of a state that a failed pass left unusable");
-  }
-  if (!provisional()) {
-    return fail(ErrorKind::invalid_input, "accept: the state has no provisional rows");
-  }
-  if (rows < 1 || rows > draft_rows_) {
-    return fail(ErrorKind::invalid_input, "accept: expected 1 to {} rows, found {}", draft_rows_, rows);
-  }
+  LILY_TRY_VOID(host::check_accept(flags_->failed, draft_rows_, rows));
   if (rows < draft_rows_) {
     LILY_TRY_VOID(copy_on_device(recurrent_.get(), kept_[rows - 1].get(),
                                  StateContext::recurrent_bytes(context_->dims), context_->queue));

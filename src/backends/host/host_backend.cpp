@@ -11,6 +11,7 @@
 
 #include "backends/host/pass.h"
 #include "backends/host/pass_check.h"
+#include "backends/host/seam.h"
 #include "weights/bind.h"
 
 namespace lily::host {
@@ -29,10 +30,9 @@ struct HostBackend::Impl {
   StateLayout layout{};
   std::optional<PassRunner> runner;
 
-  // Tickets count up; ticket t uses records[t % kMaxInFlight] from submit to collect.
+  // Ticket t uses records[t % kMaxInFlight] from submit to collect.
   std::array<PassRecord, kMaxInFlight> records;
-  Ticket next_submit = 0;
-  Ticket next_collect = 0;
+  Tickets tickets;
 
   std::mutex mutex;  // guards the two below and PassRecord::done
   std::condition_variable changed;
@@ -83,10 +83,7 @@ HostBackend::~HostBackend() {
 const DeviceInfo& HostBackend::device() const { return impl_->device; }
 
 Result<DeviceLimits> HostBackend::measure_limits() {
-  if (impl_->next_submit != impl_->next_collect) {
-    return fail(ErrorKind::invalid_input, "limits are measured with no pass in flight, {} are not collected",
-                impl_->next_submit - impl_->next_collect);
-  }
+  LILY_TRY_VOID(impl_->tickets.check_idle());
   return impl_->blocks->measure_limits();
 }
 
@@ -109,13 +106,7 @@ Result<void> HostBackend::load(const WeightFile& file, const Plan& plan, Functio
 
 Result<void> HostBackend::load(const ModelWeights& weights, const Plan& plan,
                                FunctionRef<void(double)> progress) {
-  if (impl_->runner) {
-    return fail(ErrorKind::invalid_input, "this backend has loaded a model already");
-  }
-  if (weights.layers.size() != plan.shape.layers) {
-    return fail(ErrorKind::invalid_input, "the plan is for {} layers, the weights have {}", plan.shape.layers,
-                weights.layers.size());
-  }
+  LILY_TRY_VOID(check_load(impl_->runner.has_value(), weights, plan));
   LILY_TRY_VOID(impl_->blocks->load(weights, plan, progress));
   impl_->plan = plan;
   impl_->layout = {plan.shape, impl_->blocks->kv_type(), impl_->state_memory};
@@ -133,13 +124,7 @@ Result<void> HostBackend::load(const ModelWeights& weights, const Plan& plan,
 }
 
 Result<std::unique_ptr<SequenceState>> HostBackend::new_state(uint32_t max_tokens) {
-  if (!impl_->runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (max_tokens < 1 || max_tokens > impl_->plan.context) {
-    return fail(ErrorKind::limit, "a state has room for 1 to {} tokens, asked for {}", impl_->plan.context,
-                max_tokens);
-  }
+  LILY_TRY_VOID(check_new_state(impl_->runner.has_value(), impl_->plan, max_tokens));
   LILY_TRY(std::unique_ptr<HostState> state, HostState::create(impl_->layout, max_tokens));
   return std::unique_ptr<SequenceState>(std::move(state));
 }
@@ -154,24 +139,13 @@ std::string HostBackend::checkpoint_layout() const {
 }
 
 Result<std::unique_ptr<Checkpoint>> HostBackend::read_checkpoint(const StoredForm& form, ByteSource& source) {
-  if (!impl_->runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (form.length < 1 || form.length > impl_->plan.context) {
-    return fail(ErrorKind::limit, "a checkpoint holds 1 to {} tokens, asked for {}", impl_->plan.context,
-                form.length);
-  }
+  LILY_TRY_VOID(check_stored(impl_->runner.has_value(), impl_->plan, form));
   LILY_TRY(auto checkpoint, HostCheckpoint::read(impl_->layout, form, source));
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
 Result<Ticket> HostBackend::submit(const Pass& pass) {
-  if (!impl_->runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (impl_->next_submit - impl_->next_collect >= kMaxInFlight) {
-    return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
-  }
+  LILY_TRY_VOID(impl_->tickets.check_submit(impl_->runner.has_value()));
   LILY_TRY_VOID(check_pass(pass, impl_->plan, [&](const SequenceState* any) -> std::optional<StateFacts> {
     const auto* state = dynamic_cast<const HostState*>(any);
     if (state == nullptr || !(state->layout() == impl_->layout)) {
@@ -183,26 +157,24 @@ Result<Ticket> HostBackend::submit(const Pass& pass) {
                       .length = state->length(),
                       .max_tokens = state->max_tokens()};
   }));
-  const Ticket ticket = impl_->next_submit++;
+  const Ticket ticket = impl_->tickets.submit();
   record_pass(pass, impl_->record(ticket));
   {
     const std::lock_guard lock(impl_->mutex);
-    impl_->submitted = impl_->next_submit;
+    impl_->submitted = impl_->tickets.next();
   }
   impl_->changed.notify_all();
   return ticket;
 }
 
 Result<Output> HostBackend::collect(Ticket ticket) {
-  if (ticket != impl_->next_collect || ticket == impl_->next_submit) {
-    return fail(ErrorKind::invalid_input, "ticket {} is not the oldest that waits to be collected", ticket);
-  }
+  LILY_TRY_VOID(impl_->tickets.check_collect(ticket));
   PassRecord& record = impl_->record(ticket);
   {
     std::unique_lock lock(impl_->mutex);
     impl_->changed.wait(lock, [&] { return record.done; });
   }
-  ++impl_->next_collect;
+  impl_->tickets.collect();
   for (size_t i = 0; i < record.slices.size(); ++i) {
     PassGate& gate = *record.slices[i].gate;
     const bool failed = !record.result || !record.result->slices[i].finite;

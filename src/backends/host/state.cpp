@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "backends/host/seam.h"
 #include "base/check.h"
 
 namespace lily::host {
@@ -113,13 +114,7 @@ Result<std::unique_ptr<HostState>> HostState::create(const StateLayout& layout, 
 
 Result<std::unique_ptr<Checkpoint>> HostState::save() {
   gate_->wait();
-  if (failed()) {
-    return fail(ErrorKind::invalid_input, "cannot save a state that a failed pass left unusable");
-  }
-  if (provisional()) {
-    return fail(ErrorKind::invalid_input, "cannot save a state with {} provisional rows: accept() them first",
-                draft_rows_);
-  }
+  LILY_TRY_VOID(check_save(failed(), draft_rows_));
   auto checkpoint = std::make_unique<HostCheckpoint>(layout_, length_);
   LILY_TRY(checkpoint->recurrent_, copy_of(recurrent_));
   checkpoint->charge_ = layout_.charge_arrays(1);
@@ -131,13 +126,7 @@ Result<std::unique_ptr<Checkpoint>> HostState::save() {
 Result<void> HostState::resume(const Checkpoint& checkpoint) {
   gate_->wait();
   const auto* from = dynamic_cast<const HostCheckpoint*>(&checkpoint);
-  if (from == nullptr || !(from->layout_ == layout_)) {
-    return fail(ErrorKind::invalid_input, "the checkpoint is of another backend or model");
-  }
-  if (from->length_ > max_tokens_) {
-    return fail(ErrorKind::limit, "the checkpoint holds {} tokens, the state has room for {}", from->length_,
-                max_tokens_);
-  }
+  LILY_TRY_VOID(check_resume(from != nullptr && from->layout_ == layout_ ? from : nullptr, max_tokens_));
   std::memcpy(recurrent_.data(), from->recurrent_.data(), recurrent_.size() * sizeof(float));
   blocks_.assign(from->blocks_.begin(), from->blocks_.end());
   answer_ = from->answer_;
@@ -153,15 +142,7 @@ Result<void> HostState::resume(const Checkpoint& checkpoint) {
 
 Result<void> HostState::accept(uint32_t rows) {
   gate_->wait();
-  if (failed()) {
-    return fail(ErrorKind::invalid_input, "cannot accept rows of a state that a failed pass left unusable");
-  }
-  if (!provisional()) {
-    return fail(ErrorKind::invalid_input, "accept: the state has no provisional rows");
-  }
-  if (rows < 1 || rows > draft_rows_) {
-    return fail(ErrorKind::invalid_input, "accept: expected 1 to {} rows, found {}", draft_rows_, rows);
-  }
+  LILY_TRY_VOID(check_accept(failed(), draft_rows_, rows));
   if (rows < draft_rows_) {
     std::memcpy(recurrent_.data(), kept_[rows - 1].data(), recurrent_.size() * sizeof(float));
     for (uint32_t row = rows; row < draft_rows_; ++row) {

@@ -8,9 +8,9 @@
 #include <set>
 
 #include "backends/host/pass_check.h"
+#include "backends/host/seam.h"
 #include "backends/metal/kernel_args.h"
 #include "backends/metal/pass.h"
-#include "model/bytes.h"
 #include "weights/bind.h"
 
 namespace lily::metal {
@@ -51,8 +51,7 @@ struct MetalBackend::Impl {
   std::shared_ptr<StateContext> context;
   std::optional<PassRunner> runner;
   std::array<PassRecord, kMaxInFlight> records;
-  Ticket next_submit = 0;
-  Ticket next_collect = 0;
+  host::Tickets tickets;
 
   ~Impl() { settle_all(); }
   PassRecord& record(Ticket ticket) { return records[ticket % kMaxInFlight]; }
@@ -95,10 +94,7 @@ uint64_t MetalBackend::state_bytes() const {
 }
 
 Result<DeviceLimits> MetalBackend::measure_limits() {
-  if (impl_->next_submit != impl_->next_collect) {
-    return fail(ErrorKind::invalid_input, "limits are measured with no pass in flight, {} are not collected",
-                impl_->next_submit - impl_->next_collect);
-  }
+  LILY_TRY_VOID(impl_->tickets.check_idle());
   Device& device = *impl_->device;
   LILY_TRY(const std::unique_ptr<Pipelines> pipelines, Pipelines::open(device));
   LILY_TRY(const Pipeline* read, pipelines->get({"limits", "read_memory"}));
@@ -157,13 +153,7 @@ Result<void> MetalBackend::load(const ModelWeights& weights, const Plan& plan,
 
 Result<void> MetalBackend::Impl::load(const ModelWeights& from, const Plan& with, Mappings mappings,
                                       FunctionRef<void(double)> progress) {
-  if (runner) {
-    return fail(ErrorKind::invalid_input, "this backend has loaded a model already");
-  }
-  if (from.layers.size() != with.shape.layers) {
-    return fail(ErrorKind::invalid_input, "the plan is for {} layers, the weights have {}", with.shape.layers,
-                from.layers.size());
-  }
+  LILY_TRY_VOID(host::check_load(runner.has_value(), from, with));
   LILY_TRY(const MemoryNeed need, estimate(from, with, mappings));
   if (need.total(with.sequences) > info.memory_bytes) {
     return fail(
@@ -191,13 +181,7 @@ Result<void> MetalBackend::Impl::load(const ModelWeights& from, const Plan& with
 }
 
 Result<std::unique_ptr<SequenceState>> MetalBackend::new_state(uint32_t max_tokens) {
-  if (!impl_->runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (max_tokens < 1 || max_tokens > impl_->plan.context) {
-    return fail(ErrorKind::limit, "a state has room for 1 to {} tokens, asked for {}", impl_->plan.context,
-                max_tokens);
-  }
+  LILY_TRY_VOID(host::check_new_state(impl_->runner.has_value(), impl_->plan, max_tokens));
   LILY_TRY(std::unique_ptr<MetalState> state, MetalState::create(impl_->context, max_tokens));
   return std::unique_ptr<SequenceState>(std::move(state));
 }
@@ -217,18 +201,11 @@ std::optional<host::StateFacts> MetalBackend::Impl::facts_of(const SequenceState
 
 Result<Ticket> MetalBackend::submit(const Pass& pass) {
   Impl& impl = *impl_;
-  if (!impl.runner) {
-    return fail(ErrorKind::invalid_input, "no model is loaded");
-  }
-  if (impl.next_submit - impl.next_collect >= kMaxInFlight) {
-    return fail(ErrorKind::limit, "{} passes are submitted and not collected", kMaxInFlight);
-  }
+  LILY_TRY_VOID(impl.tickets.check_submit(impl.runner.has_value()));
   LILY_TRY_VOID(
       host::check_pass(pass, impl.plan, [&](const SequenceState* state) { return impl.facts_of(state); }));
-  const Ticket ticket = impl.next_submit;
-  impl.runner->run(pass, impl.record(ticket));
-  ++impl.next_submit;
-  return ticket;
+  impl.runner->run(pass, impl.record(impl.tickets.next()));
+  return impl.tickets.submit();
 }
 
 // Waits for a pass and marks the states that it left unusable.
@@ -239,60 +216,43 @@ void MetalBackend::Impl::settle(PassRecord& record) {
   PassRunner::finish(record);
   record.settled = true;
   const auto* results = record.tables.results->as<int32_t>();
-  for (const SliceRecord& slice : record.slices) {
-    --slice.flags->in_flight;
+  host::leave_states(record.slices, [&](const SliceRecord& slice) {
     bool usable = record.outcome.has_value();
     for (uint32_t i = 0; usable && i < slice.wanted; ++i) {
       usable = results[2 * (slice.first_wanted + i) + 1] != 0;
     }
-    if (!usable && slice.flags->resumed == slice.resumed) {
-      slice.flags->failed = true;
-    }
-  }
+    return usable;
+  });
 }
 
 void MetalBackend::Impl::settle_all() {
-  for (Ticket ticket = next_collect; ticket < next_submit; ++ticket) {
+  for (Ticket ticket = tickets.oldest(); ticket < tickets.next(); ++ticket) {
     settle(record(ticket));
   }
 }
 
 uint64_t MetalBackend::Impl::bytes_read(const PassRecord& record) const {
-  uint64_t bytes = record.rows * (weights->embed.table.total_bytes() / plan.shape.vocab);
   const auto* chosen = record.tables.experts->as<uint32_t>();
-  for (uint32_t layer = 0; layer < plan.shape.layers; ++layer) {
+  const auto experts = [&](uint32_t layer) {
     const uint32_t* of_layer = chosen + size_t{layer} * plan.max_rows * kTopExperts;
-    const std::set<uint32_t> experts(of_layer, of_layer + size_t{record.rows} * kTopExperts);
-    bytes += mixer_bytes(weights->layers[layer]) + moe_bytes(weights->layers[layer].moe, experts.size());
-  }
-  if (record.wanted > 0) {
-    bytes += weights->head.norm.total_bytes() + weights->head.lm_head.total_bytes();
-  }
-  for (const SliceRecord& slice : record.slices) {
-    bytes += plan.recurrent_bytes() + (uint64_t{slice.position} + slice.rows) * plan.kv_bytes_per_token();
-  }
-  return bytes;
+    return static_cast<uint32_t>(
+        std::set<uint32_t>(of_layer, of_layer + size_t{record.rows} * kTopExperts).size());
+  };
+  return host::weight_bytes_read(*weights, plan, record.rows, record.wanted > 0, experts) +
+         host::state_bytes_read(record.slices, plan);
 }
 
 Result<Output> MetalBackend::collect(Ticket ticket) {
   Impl& impl = *impl_;
-  if (ticket != impl.next_collect || ticket == impl.next_submit) {
-    return fail(ErrorKind::invalid_input, "ticket {} is not the oldest that waits to be collected", ticket);
-  }
+  LILY_TRY_VOID(impl.tickets.check_collect(ticket));
   PassRecord& record = impl.record(ticket);
   impl.settle(record);
-  ++impl.next_collect;
+  impl.tickets.collect();
   LILY_TRY_VOID(record.outcome);
   Output output;
-  output.slices.resize(record.slices.size());
-  for (const SliceRecord& slice : record.slices) {
-    SliceOutput& out = output.slices[slice.slice];
-    out.finite = !(slice.flags->failed && slice.flags->resumed == slice.resumed);
-    out.logits = std::move(record.logits[slice.slice]);
-    if (slice.samples && out.finite) {
-      out.token = record.tables.results->as<int32_t>()[2 * (slice.first_wanted + slice.wanted - 1)];
-    }
-  }
+  output.slices = host::outputs_of(record.slices, record.logits, [&](uint32_t row) {
+    return record.tables.results->as<int32_t>()[2 * row];
+  });
   output.bytes_read = impl.bytes_read(record);
   output.seconds = record.seconds;
   return output;

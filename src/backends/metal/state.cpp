@@ -4,6 +4,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "backends/host/seam.h"
 #include "backends/metal/kernel_args.h"
 #include "base/check.h"
 
@@ -146,13 +147,7 @@ void MetalState::submitted(std::span<const int32_t> tokens, Keep keep, bool samp
 
 Result<std::unique_ptr<Checkpoint>> MetalState::save() {
   wait();
-  if (flags_->failed) {
-    return fail(ErrorKind::invalid_input, "cannot save a state that a failed pass left unusable");
-  }
-  if (provisional()) {
-    return fail(ErrorKind::invalid_input, "cannot save a state with {} provisional rows: accept() them first",
-                draft_rows_);
-  }
+  LILY_TRY_VOID(host::check_save(flags_->failed, draft_rows_));
   auto checkpoint = std::make_unique<MetalCheckpoint>(context_, length_);
   LILY_TRY(checkpoint->recurrent_,
            StateBuffer::allocate(context_, recurrent_.get()->size(), "recurrent states of a checkpoint"));
@@ -168,13 +163,8 @@ Result<std::unique_ptr<Checkpoint>> MetalState::save() {
 Result<void> MetalState::resume(const Checkpoint& checkpoint) {
   wait();
   const auto* from = dynamic_cast<const MetalCheckpoint*>(&checkpoint);
-  if (from == nullptr || from->context_ != context_) {
-    return fail(ErrorKind::invalid_input, "the checkpoint is of another backend or model");
-  }
-  if (from->length_ > max_tokens_) {
-    return fail(ErrorKind::limit, "the checkpoint holds {} tokens, the state has room for {}", from->length_,
-                max_tokens_);
-  }
+  LILY_TRY_VOID(
+      host::check_resume(from != nullptr && from->context_ == context_ ? from : nullptr, max_tokens_));
   recurrent_.copy_from(from->recurrent_);
   side_.copy_from(from->side_);
   pages_.assign(from->pages_.begin(), from->pages_.end());
@@ -188,15 +178,7 @@ Result<void> MetalState::resume(const Checkpoint& checkpoint) {
 
 Result<void> MetalState::accept(uint32_t rows) {
   wait();
-  if (flags_->failed) {
-    return fail(ErrorKind::invalid_input, "cannot accept rows of a state that a failed pass left unusable");
-  }
-  if (!provisional()) {
-    return fail(ErrorKind::invalid_input, "accept: the state has no provisional rows");
-  }
-  if (rows < 1 || rows > draft_rows_) {
-    return fail(ErrorKind::invalid_input, "accept: expected 1 to {} rows, found {}", draft_rows_, rows);
-  }
+  LILY_TRY_VOID(host::check_accept(flags_->failed, draft_rows_, rows));
   if (rows < draft_rows_) {
     recurrent_.copy_from(kept_[rows - 1]);
     auto* count_of = counts().as<uint32_t>();
