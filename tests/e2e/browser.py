@@ -70,7 +70,7 @@ class Browser:
     def chord(self, modifier: str, key: str):
         webdriver.ActionChains(self.driver).key_down(modifier).send_keys(key).key_up(modifier).perform()
 
-    def wait(self, condition, what: str, seconds: float = 15):
+    def wait(self, condition, what: str, seconds: float = 60):
         end = time.monotonic() + seconds
         while True:
             try:
@@ -85,6 +85,13 @@ class Browser:
     def log(self) -> str:
         return "\n".join(entry["message"] for entry in self.driver.get_log("browser"))
 
+    def ask_with(self, fields: dict):
+        """Adds these fields to what the page asks for, until it is loaded again."""
+        self.script("""
+            const [fields, plain] = [arguments[0], window.fetch];
+            window.fetch = (path, options) =>
+                plain(path, options.body ? {...options, body: JSON.stringify({...JSON.parse(options.body), ...fields})} : options);""", fields)
+
     def say(self, text: str):
         """Types a message and sends it with Enter."""
         self.one("#input").click()
@@ -93,5 +100,5 @@ class Browser:
     def idle(self) -> bool:
         return self.one("#send").get_attribute("aria-label") == "Send"
 
-    def wait_for_answer(self, seconds: float = 30):
-        self.wait(self.idle, "the answer to end", seconds)
+    def wait_for_answer(self):
+        self.wait(self.idle, "the answer to end")

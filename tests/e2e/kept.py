@@ -112,7 +112,7 @@ class Agent:
         self.ends = [0]  # tokens known after each request
 
     def ask(self) -> dict:
-        answer = ask(self.server, self.messages, tools=TOOLS, max_tokens=100, **self.fields)
+        answer = ask(self.server, self.messages, tools=TOOLS, max_tokens=100, seed=self.source.randrange(1 << 32), **self.fields)
         self.ends.append(answer["usage"]["prompt_tokens"] + answer["usage"]["completion_tokens"])
         found = message(answer)
         turn = {"role": "assistant", "content": found["content"]}

@@ -1,7 +1,10 @@
 """Runs `lily serve` for a test: on a free port, with its log kept."""
+import functools
+import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -29,9 +32,9 @@ class Server:
         self.reader = threading.Thread(target=self._read, daemon=True)
         self.reader.start()
         try:
-            self._wait(lambda: self.base, 60, "to listen")
+            self.wait_until(lambda: self.base, "to listen")
             if self.wait_until_ready:
-                self._wait(self.healthy, 300, "to load its model")
+                self.wait_until(self.healthy, "to load its model", 300)
         except BaseException:
             self.process.kill()
             raise
@@ -53,13 +56,6 @@ class Server:
             if found := re.search(r"listening on (http://\S+)", line):
                 self.base = found.group(1)
 
-    def _wait(self, condition, seconds: float, what: str):
-        end = time.monotonic() + seconds
-        while not condition():
-            if self.process.poll() is not None or time.monotonic() > end:
-                raise RuntimeError(f"{' '.join(self.command)} was expected {what}; its log:\n{self.log()}")
-            time.sleep(0.02)
-
     def healthy(self) -> bool:
         return httpx.get(self.url("/health"), timeout=10).status_code == 200
 
@@ -69,5 +65,34 @@ class Server:
     def log(self) -> str:
         return "".join(self.lines)
 
-    def wait_for_log(self, text: str, seconds: float = 20):
-        self._wait(lambda: text in self.log(), seconds, f"to log '{text}'")
+    @functools.cached_property
+    def endless(self) -> dict:
+        """Fields of a request whose answer goes on for longer than any test here, whatever the sampler draws: the tokens that
+        end one are forbidden. (Up to the server's --ctx.)"""
+        ends = [httpx.post(self.url("/tokenize"), json={"content": text}).json()["tokens"][0] for text in ("<|im_end|>", "<|endoftext|>")]
+        return {"max_tokens": 30_000, "logit_bias": {str(end): -100 for end in ends}}
+
+    def connect(self) -> socket.socket:
+        host, port = self.base.removeprefix("http://").split(":")
+        return socket.create_connection((host, int(port)), timeout=60)
+
+    def send(self, body: dict, path: str = "/v1/chat/completions") -> socket.socket:
+        """A request whose answer nobody has read yet."""
+        text = json.dumps(body).encode()
+        connection = self.connect()
+        connection.sendall(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(text)}\r\n\r\n".encode() + text)
+        return connection
+
+    def wait_until(self, condition, what: str, seconds: float = 60):
+        end = time.monotonic() + seconds
+        while not condition():
+            if self.process.poll() is not None or time.monotonic() > end:
+                raise RuntimeError(f"{' '.join(self.command)} was expected {what}; its log:\n{self.log()}")
+            time.sleep(0.02)
+
+    def wait_for_log(self, text: str):
+        self.wait_until(lambda: text in self.log(), f"to log '{text}'")
+
+    def wait_for_metric(self, sample: str):
+        """Until /metrics has this line."""
+        self.wait_until(lambda: sample in httpx.get(self.url("/metrics")).text.splitlines(), f"to say '{sample}' in /metrics")

@@ -1,9 +1,6 @@
 """Clients that send what no client should."""
 import gzip
 import json
-import re
-import socket
-import time
 
 import httpx
 
@@ -11,11 +8,6 @@ from server_process import Server
 
 CHAT = "/v1/chat/completions"
 BODY = {"model": "m", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 1}
-
-
-def connect(server) -> socket.socket:
-    host, port = re.fullmatch(r"http://(.*):(\d+)", server.base).groups()
-    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def everything(connection) -> bytes:
@@ -26,7 +18,7 @@ def everything(connection) -> bytes:
 
 
 def test_a_body_in_an_unknown_coding_is_refused_and_not_read_as_the_next_request(server):
-    with connect(server) as connection:
+    with server.connect() as connection:
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: gzip\r\n\r\n"
                            b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         answer = everything(connection)
@@ -57,15 +49,10 @@ def test_an_error_does_not_send_megabytes_back(server):
 
 def test_a_client_that_leaves_behind_a_backlog_is_noticed(model):
     with Server(model, "--parallel", "1", "--ctx", "32768") as server:
-        connection = connect(server)
-        text = json.dumps(BODY | {"max_tokens": 30000, "logit_bias": {"100": 100}}).encode()
-        connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(text) + text)
+        connection = server.send(BODY | server.endless)
         # More than the server reads ahead, and little enough for the socket's buffer to hold with the end behind it: the end
         # of a stream that is longer than both cannot arrive before the answer is written.
-        connection.settimeout(10)
         connection.sendall(b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n" * 3_000)
         connection.close()
-        begin = time.monotonic()
-        server.wait_for_log("finish=cancelled", 10)
+        server.wait_for_log("finish=cancelled")
         assert httpx.post(server.url(CHAT), json=BODY, timeout=60).status_code == 200
-        assert time.monotonic() - begin < 15

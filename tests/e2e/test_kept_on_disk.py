@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import os
 import random
+import subprocess
 import threading
 import time
 
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from kept import SLACK, Agent, ask, metrics, message, random_history, reread, said, system, user, words
-from server_process import Server
+from server_process import LILY, Server
 
 CONVERSATIONS = int(os.environ.get("LILY_CONVERSATIONS", "2"))  # the case asks for 200
 KILLS = int(os.environ.get("LILY_KILLS", "3"))
@@ -113,8 +114,7 @@ def test_a_process_that_is_killed_while_it_writes_leaves_no_damage(tmp_path):
                 assert reread(answer) <= SLACK, "it was written before the first kill"
             first = said(answer)
             if kill == 0:
-                server._wait(lambda: metrics(server)['lily_disk_operations_total{what="written"}'] > 1 or ask(
-                    server, [user("tick")], max_tokens=1) is None, 20, "to write")
+                server.wait_until(lambda: metrics(server)['lily_disk_operations_total{what="written"}'] > 1, "to write")
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
                 def load(number: int):
                     with contextlib.suppress(httpx.HTTPError, AssertionError):
@@ -136,8 +136,6 @@ def test_the_limit_of_the_folder_holds(tmp_path):
 
 
 def test_options_that_do_not_go_together(tmp_path):
-    import subprocess
-    from server_process import LILY
     for options, words_of_error in ((["--cache-disk", "100"], "--cache-dir"),
                                     (["--cache-dir", str(tmp_path), "--cache-ram", "0"], "--cache-ram 0")):
         run = subprocess.run([LILY, "serve", "--port", "0", *options], capture_output=True, text=True, timeout=60)

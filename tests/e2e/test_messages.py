@@ -151,7 +151,7 @@ def test_what_claude_code_sends_is_taken(server):
 
 def test_the_effort_is_a_budget_of_thinking(client):
     fields = dict(model="m", max_tokens=60, messages=[QUESTION], thinking={"type": "adaptive"})
-    assert client.messages.create(extra_body={"output_config": {"effort": "low"}}, **fields).content[0].type == "thinking"
+    assert client.messages.create(extra_body=GREEDY | {"output_config": {"effort": "low"}}, **fields).content[0].type == "thinking"
     with pytest.raises(anthropic.BadRequestError, match="output_config.effort"):
         client.messages.create(extra_body={"output_config": {"effort": "heroic"}}, **fields)
 
@@ -173,7 +173,7 @@ def test_stop_sequences(client):
 
 
 def test_an_answer_that_is_cut(client):
-    answer = client.messages.create(model="m", max_tokens=3, messages=[{"role": "user", "content": "Hello!"}])
+    answer = client.messages.create(model="m", max_tokens=3, extra_body=GREEDY, messages=[{"role": "user", "content": "Hello!"}])
     assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == 3
 
 

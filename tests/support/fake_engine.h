@@ -131,10 +131,9 @@ class FakeEngine : public Engine {
     const std::lock_guard<std::mutex> lock(mutex_);
     return last_;
   }
-  // Until `holds(counts())`, at most `most`.
-  bool wait_for(const std::function<bool(const FakeCounts&)>& holds,
-                std::chrono::milliseconds most = std::chrono::seconds(30)) const {
-    const auto deadline = std::chrono::steady_clock::now() + most;
+  // Until `holds(counts())`; false after a minute.
+  bool wait_for(const std::function<bool(const FakeCounts&)>& holds) const {
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (!holds(counts())) {
       if (std::chrono::steady_clock::now() > deadline) {
         return false;

@@ -28,7 +28,7 @@ struct Reply {
 class HttpClient {
  public:
   explicit HttpClient(uint16_t port, int receive_buffer = 0) : socket_(::socket(AF_INET, SOCK_STREAM, 0)) {
-    const timeval timeout{10, 0};
+    const timeval timeout{60, 0};
     setsockopt(socket_, SOL_SOCKET, SO_RCVTIMEO, &timeout, sizeof timeout);
     setsockopt(socket_, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
     if (receive_buffer > 0) {

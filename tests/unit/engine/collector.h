@@ -22,15 +22,15 @@ class Collector {
       data->changed.notify_all();
     };
   }
-  // Waits until `count` events of type E came; false after 20 s.
+  // Waits until `count` events of type E came; false after a minute.
   template <class E>
   bool wait_for(size_t count = 1) {
     std::unique_lock lock(data_->mutex);
-    return data_->changed.wait_for(lock, std::chrono::seconds(20), [&] { return count_of<E>() >= count; });
+    return data_->changed.wait_for(lock, std::chrono::minutes(1), [&] { return count_of<E>() >= count; });
   }
   bool wait_end() {
     std::unique_lock lock(data_->mutex);
-    return data_->changed.wait_for(lock, std::chrono::seconds(20),
+    return data_->changed.wait_for(lock, std::chrono::minutes(1),
                                    [&] { return count_of<Finished>() + count_of<Failed>() > 0; });
   }
   std::vector<Event> events() const {

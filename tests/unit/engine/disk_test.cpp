@@ -187,7 +187,7 @@ class DiskTest : public EngineTest {
   }
 
   void wait_for_disk(uint64_t written) const {
-    const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+    const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
     while (std::chrono::steady_clock::now() < deadline) {
       // Metrics are reported with each pass, so what is written afterwards is not in them.
       if (folder.files(".checkpoint").size() >= written) return;
@@ -332,7 +332,7 @@ TEST_F(DiskTest, AJobThatWaitsForTheDiskCanBeCancelledAndOthersGoOn) {
   EXPECT_EQ(ask(numbers(300, 3)).cached, 0U) << "nobody else waits for the disk";
   EXPECT_GE(engine->metrics().running, 1U);
   job->cancel();
-  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::minutes(1);
   while (engine->metrics().running > 0 && std::chrono::steady_clock::now() < deadline) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

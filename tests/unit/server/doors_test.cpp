@@ -31,8 +31,9 @@ const std::string kResponses = R"({"model":"m","stream":true,"input":"x"})";
 const std::string kCompletions = R"({"model":"m","stream":true,"prompt":"x"})";
 
 // What a client gets of a job that is held until `filler` comes, and then answers.
-std::string after_a_silence(const std::string& path, const std::string& body, const std::string& filler) {
-  Serving serving([](const GenerationRequest&) { return say("hello"); }, {}, impatient());
+std::string after_a_silence(const std::string& path, const std::string& body, const std::string& filler,
+                            const FakeAnswer& answer = say("hello")) {
+  Serving serving([&](const GenerationRequest&) { return answer; }, {}, impatient());
   serving.engine().hold(true);
   HttpClient client = serving.client();
   client.post(body, path);
@@ -58,25 +59,20 @@ TEST(Doors, SilenceIsFilled) {
   EXPECT_NE(completions.find("data: [DONE]\n\n"), std::string::npos);
 }
 
-FakeAnswer breaking() {
-  FakeAnswer answer = long_answer(3);
-  answer.error = Error{ErrorKind::internal, "the device is gone", {}};
-  return answer;
-}
-
 TEST(Doors, AFailureInAStreamHasTheFormOfItsApi) {
-  FakeEngineOptions engine;
-  engine.step = std::chrono::milliseconds(5);
-  Serving serving([](const GenerationRequest&) { return breaking(); }, engine);
-  const std::string messages = ask(serving, "/v1/messages", kMessages).body;
+  FakeAnswer breaking = long_answer(3);
+  breaking.error = Error{ErrorKind::internal, "the device is gone", {}};
+  const std::string messages = after_a_silence("/v1/messages", kMessages, "event: ping\n", breaking);
   EXPECT_NE(messages.find("event: error\ndata: {\"type\":\"error\",\"error\":{\"type\":\"api_error\""),
             std::string::npos)
       << messages;
   EXPECT_EQ(messages.find("message_stop"), std::string::npos);
-  const std::string responses = ask(serving, "/v1/responses", kResponses).body;
+  const std::string responses = after_a_silence("/v1/responses", kResponses, ": keep-alive\n", breaking);
   EXPECT_NE(responses.find("event: response.failed\n"), std::string::npos) << responses;
   EXPECT_EQ(responses.find("response.completed"), std::string::npos);
-  EXPECT_NE(ask(serving, "/v1/completions", kCompletions).body.find("data: {\"error\":"), std::string::npos);
+  const std::string completions =
+      after_a_silence("/v1/completions", kCompletions, ": keep-alive\n", breaking);
+  EXPECT_NE(completions.find("data: {\"error\":"), std::string::npos);
 }
 
 TEST(Doors, ABusyServerSaysSoInTheFormOfItsApi) {

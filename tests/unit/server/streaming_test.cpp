@@ -108,8 +108,8 @@ TEST(Streaming, SixtyFourAtOnceEachItsOwn) {
 TEST(Streaming, ASlowReaderGetsEverythingAndBlocksNobody) {
   ServerOptions options = local_options();
   options.send_buffer_bytes = 4096;
-  const size_t pieces = 4000;
-  const std::string piece(200, 'x');
+  const size_t pieces = 400;
+  const std::string piece(2000, 'x');
   Serving serving(
       [&](const GenerationRequest& request) {
         return request.sampling.seed == 1 ? long_answer(pieces, piece) : say("quick");
@@ -138,7 +138,7 @@ TEST(Streaming, ASlowReaderGetsEverythingAndBlocksNobody) {
 TEST(Streaming, AReaderThatStopsIsCancelled) {
   ServerOptions options = local_options();
   options.send_buffer_bytes = 4096;
-  options.timeouts.write = milliseconds(150);
+  options.timeouts.write = milliseconds(1000);  // the server too has to wait for a busy machine
   options.timeouts.keep_alive = milliseconds(40);
   FakeEngineOptions engine;
   engine.step = std::chrono::microseconds(200);
@@ -227,11 +227,16 @@ TEST_P(Leaving, InPrefill) {
 TEST_P(Leaving, InDecode) {
   FakeEngineOptions engine;
   engine.step = milliseconds(1);
-  Serving serving([](const GenerationRequest&) { return long_answer(100'000); }, engine);
+  Serving serving(
+      [](const GenerationRequest&) {
+        FakeAnswer answer = long_answer(100'000);
+        answer.prefill_steps = 0;  // what runs decodes
+        return answer;
+      },
+      engine);
   HttpClient client = serving.client();
   client.post(body());
   ASSERT_TRUE(serving.engine().wait_for([](const FakeCounts& counts) { return counts.running == 1; }));
-  std::this_thread::sleep_for(milliseconds(20));
   leave(client);
   EXPECT_TRUE(
       serving.engine().wait_for([](const FakeCounts& counts) { return counts.cancelled_decode == 1; }));
