@@ -7,9 +7,10 @@
 namespace lily {
 namespace {
 
-// Tokens computed after which something kept of one token more is worth half: keeps the newest from being
-// worth infinitely much.
-constexpr double kFresh = 4096;
+// Tokens computed after which something kept is worth half as much: keeps the newest from being worth
+// infinitely much. With fewer, the checkpoints that a long prompt leaves behind as it is read drive out
+// another long conversation that will be taken up next.
+constexpr double kFresh = 16'384;
 
 size_t common_prefix(std::span<const int32_t> a, std::span<const int32_t> b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -146,6 +147,7 @@ typename PrefixTree<Kept>::Node& PrefixTree<Kept>::node_at(std::span<const int32
     upper->edge.assign(at->edge.begin(), at->edge.begin() + static_cast<ptrdiff_t>(place.inside));
     upper->depth = static_cast<uint32_t>(place.depth);
     upper->used = at->used;
+    ++nodes_;
     std::unique_ptr<Node>& slot = at->parent->children[at->edge.front()];
     at->edge.erase(at->edge.begin(), at->edge.begin() + static_cast<ptrdiff_t>(place.inside));
     at->parent = upper.get();
@@ -159,6 +161,7 @@ typename PrefixTree<Kept>::Node& PrefixTree<Kept>::node_at(std::span<const int32
     leaf->edge.assign(tokens.begin() + static_cast<ptrdiff_t>(place.depth), tokens.end());
     leaf->depth = static_cast<uint32_t>(tokens.size());
     tokens_ += leaf->edge.size();
+    ++nodes_;
     std::erase(ghosts_, at);
     std::unique_ptr<Node>& slot = at->children[leaf->edge.front()];
     slot = std::move(leaf);
@@ -195,6 +198,7 @@ void PrefixTree<Kept>::join(Node* node) {
   std::unique_ptr<Node> child = std::move(node->children.begin()->second);
   child->edge.insert(child->edge.begin(), node->edge.begin(), node->edge.end());
   child->parent = node->parent;
+  --nodes_;
   node->parent->children[child->edge.front()] = std::move(child);  // destroys `node`
 }
 
@@ -203,6 +207,7 @@ void PrefixTree<Kept>::forget_leaf(Node* leaf) {
   Node* parent = leaf->parent;
   std::erase(ghosts_, leaf);
   tokens_ -= leaf->edge.size();
+  --nodes_;
   parent->children.erase(leaf->edge.front());
   if (parent->parent != nullptr && !parent->kept && parent->children.empty()) {
     ghosts_.push_back(parent);
@@ -213,7 +218,7 @@ void PrefixTree<Kept>::forget_leaf(Node* leaf) {
 
 template <class Kept>
 void PrefixTree<Kept>::trim() {
-  while (tokens_ > max_tokens_ && !ghosts_.empty()) {
+  while (tokens_ + nodes_ * kNodeIds > max_tokens_ && !ghosts_.empty()) {
     forget_leaf(*std::ranges::min_element(ghosts_, {}, [](const Node* node) { return node->used; }));
   }
 }

@@ -26,8 +26,11 @@ struct StoredCheckpoint;
 template <class Kept>
 class PrefixTree {
  public:
-  // `max_tokens`: above so many token ids those of which nothing is kept any more are forgotten, longest
-  // unused first.
+  // What a node of the tree takes beside its ids, in ids.
+  static constexpr uint64_t kNodeIds = 64;
+
+  // `max_tokens`: above so many token ids, with kNodeIds for each node, those of which nothing is kept any
+  // more are forgotten, longest unused first.
   explicit PrefixTree(uint64_t max_tokens = 0);
   ~PrefixTree();
   PrefixTree(const PrefixTree&) = delete;
@@ -87,6 +90,7 @@ class PrefixTree {
   std::vector<Node*> holders_;  // nodes of which something is kept
   std::vector<Node*> ghosts_;   // childless nodes of which nothing is kept any more
   uint64_t tokens_ = 0;
+  uint64_t nodes_ = 0;  // but for the root
   uint64_t now_ = 0;
 };
 

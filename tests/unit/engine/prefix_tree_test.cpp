@@ -4,6 +4,7 @@
 #include <rapidcheck/gtest.h>
 
 #include <map>
+#include <set>
 
 #include "backend/backend.h"
 
@@ -167,6 +168,107 @@ TEST(PrefixTree, SaysHowConversationsWentOn) {
   EXPECT_EQ(went_on(prompt + Tokens{60, 71}), (Answers{{72}}));
   EXPECT_EQ(cache.continuations(prompt, kEnd, 1).size(), 1U);
   EXPECT_TRUE(went_on(prompt + Tokens{61}).empty());
+}
+
+// A keeper's rules over a memory that is counted in tokens of rows; a checkpoint's own part is as much as
+// 3,000 of them, as at the large model's size.
+class SmallMemory {
+ public:
+  explicit SmallMemory(double budget) : budget_(budget) {}
+  // A prompt of so many tokens of a conversation: gives how many of them are read.
+  uint32_t turn(int32_t conversation, uint32_t length) {
+    const Tokens prompt = Tokens{-1 - conversation} + range(1, static_cast<int32_t>(length));
+    const uint32_t found = cache_.find(prompt).length;
+    for (uint32_t at = found; at < length;) {
+      const uint32_t next = std::min(length, (at / kEvery + 1) * kEvery);
+      cache_.advance(next - at);
+      at = next;
+      make_room(conversation, at);
+      cache_.insert(std::span(prompt).first(at), std::make_unique<Point>(at));
+      kept_[conversation].insert(at);
+      make_room(conversation, at);
+    }
+    return length - found;
+  }
+  bool holds(int32_t conversation, uint32_t length) const {
+    return cache_.holds(Tokens{-1 - conversation} + range(1, static_cast<int32_t>(length)));
+  }
+
+ private:
+  static constexpr uint32_t kEvery = 2048;
+  static constexpr double kOwn = 3000;
+  void make_room(int32_t running, uint32_t absorbed) {
+    while (used(running, absorbed) > budget_) {
+      const std::shared_ptr<Checkpoint> gone = cache_.evict();
+      if (gone == nullptr) return;
+      for (auto& [conversation, lengths] : kept_) {
+        if (lengths.contains(gone->length()) && !holds(conversation, gone->length()))
+          lengths.erase(gone->length());
+      }
+    }
+  }
+  double used(int32_t running, uint32_t absorbed) const {
+    double sum = kOwn;
+    for (const auto& [conversation, lengths] : kept_) {
+      uint32_t rows = conversation == running ? absorbed : 0;
+      if (!lengths.empty()) rows = std::max(rows, *lengths.rbegin());
+      sum += rows + kOwn * static_cast<double>(lengths.size());
+    }
+    return sum;
+  }
+  const double budget_;
+  PrefixCache cache_{1 << 20};
+  std::map<int32_t, std::set<uint32_t>> kept_;
+};
+
+TEST(PrefixTree, AConversationThatFillsTheMemoryGoesOnWhereItEnded) {
+  SmallMemory memory(80'000);
+  for (uint32_t length = 5000; length <= 75'000; length += 5000) {
+    memory.turn(1, 300);
+    EXPECT_LE(memory.turn(0, length), 10'000U) << length;
+  }
+}
+
+TEST(PrefixTree, OfTwoLongConversationsInTurnNeitherIsLostAsAWhole) {
+  const auto share_read = [](double budget) {
+    SmallMemory memory(budget);
+    uint64_t read = 0;
+    uint64_t all = 0;
+    for (uint32_t round = 0; round < 8; ++round) {
+      for (const int32_t conversation : {0, 1}) {
+        const uint32_t length = 100'000 + 500 * round;
+        const uint32_t own = memory.turn(conversation, length);
+        if (round == 0) continue;
+        read += own;
+        all += length;
+      }
+    }
+    return static_cast<double>(read) / static_cast<double>(all);
+  };
+  // Both with a checkpoint each, and the one that runs, take 207,000.
+  EXPECT_LT(share_read(250'000), 0.05);
+  EXPECT_LT(share_read(210'000), 0.2);
+  EXPECT_LT(share_read(190'000), 0.5);
+}
+
+TEST(PrefixTree, ManySideRequestsDoNotEvictALongConversationWithCheckpoints) {
+  for (const uint32_t side : {300U, 3000U}) {
+    SmallMemory memory(160'000);
+    memory.turn(0, 100'000);
+    for (int32_t i = 1; i <= 300'000 / static_cast<int32_t>(side); ++i) memory.turn(i, side);
+    EXPECT_LE(memory.turn(0, 100'500), 500U + 2048U) << side;
+  }
+}
+
+// Many conversations that part early cost nodes, not ids.
+TEST(PrefixTree, WhatIsRememberedIsCountedWithItsNodes) {
+  PrefixCache cache(10'000);
+  for (int32_t i = 0; i < 2000; ++i) {
+    cache.advance(1);
+    cache.note(Tokens{i % 7, i % 11, i, i + 1});
+    EXPECT_LE(cache.tokens(), 10'000U / PrefixCache::kNodeIds * 4);
+  }
+  EXPECT_EQ(cache.known(Tokens{1999 % 7, 1999 % 11, 1999, 2000}), 4U);
 }
 
 // Against a plain map, over an alphabet of three letters so that edges are cut and joined often.
