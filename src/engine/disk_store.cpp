@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 
 #include "base/log.h"
 
@@ -23,6 +24,10 @@ Hash128 store_hash(const Hash128& model, const std::string& layout) {
   hasher.update(std::as_bytes(std::span(&model, 1)));
   hasher.update(layout);
   return hasher.digest();
+}
+
+bool is_ours(const fs::path& path) {
+  return path.extension() == ".checkpoint" || path.extension() == ".rows";
 }
 
 // The threads of the store outlive every fault: what an exception says is the failure of one checkpoint.
@@ -113,7 +118,6 @@ DiskStore::~DiskStore() {
   if (reader_.joinable()) reader_.join();
 }
 
-// Of the whole folder: its limit is one for all models.
 Result<void> DiskStore::lock_folder() {
   const fs::path path = folder_ / "lock";
   lock_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
@@ -163,11 +167,11 @@ Result<void> DiskStore::scan() {
     const fs::path& path = entry->path();
     const fs::path extension = path.extension();
     if (path.filename() == "lock") continue;
-    if (extension == DiskWriter::kUnfinished) {
+    if (extension == DiskWriter::kUnfinished && is_ours(path.stem())) {
       // A process that ended while it wrote it, and that held the lock that this one holds now.
       ++found.unfinished;
       ::unlink(path.c_str());
-    } else if (extension != ".checkpoint" && extension != ".rows") {
+    } else if (!is_ours(path)) {
       log_warn("'{}' is no file of lily's: ignored", path.string());
     } else if (Result<void> read = look_at(path, found); !read) {
       log_warn("{}: ignored", read.error().text());
@@ -180,31 +184,33 @@ Result<void> DiskStore::scan() {
 
 void DiskStore::take_in(Found& found) {
   std::ranges::sort(found.checkpoints, {}, &Found::Stored::used);
+  std::set<Hash128> held;
   for (Found::Stored& one : found.checkpoints) {
-    std::vector<Hash128> held;
-    for (const Hash128& segment : one.stored->segments) {
-      if (const auto rows = found.rows.find(segment); rows != found.rows.end()) {
-        index_.add_segment(segment, rows->second);
-        found.rows.erase(rows);
-      } else if (!index_.hold(segment)) {
-        break;
-      }
-      held.push_back(segment);
-    }
-    if (held.size() < one.stored->segments.size()) {
-      log_warn("'{}' lacks '{}': ignored", (folder_ / checkpoint_file(one.stored->name)).string(),
-               rows_file(one.stored->segments[held.size()]));
-      remove_files(index_.release(held));
+    const std::vector<Hash128>& segments = one.stored->segments;
+    const auto lacks =
+        std::ranges::find_if(segments, [&](const Hash128& segment) { return !found.rows.contains(segment); });
+    if (lacks != segments.end()) {
+      log_warn("'{}' lacks '{}': removed", (folder_ / checkpoint_file(one.stored->name)).string(),
+               rows_file(*lacks));
+      remove_files({checkpoint_file(one.stored->name)});
       continue;
+    }
+    for (const Hash128& segment : segments) {
+      if (!index_.hold(segment)) index_.add_segment(segment, found.rows.at(segment));
+      held.insert(segment);
     }
     index_.add(one.tokens, std::move(one.stored));
     index_.advance(kAge);
   }
-  for (const auto& [name, bytes] : found.rows) remove_files({rows_file(name)});  // nobody's: a crash
+  for (const auto& [name, bytes] : found.rows) {  // nobody's: a crash
+    if (held.contains(name)) continue;
+    remove_files({rows_file(name)});
+    ++found.unfinished;
+  }
   remove_files(index_.make_room());
   log_info("{}: {} checkpoints, {:.2f} of {:.2f} GB{}", folder_.string(), index_.size(),
            static_cast<double>(index_.bytes()) / 1e9, static_cast<double>(index_.max_bytes()) / 1e9,
-           found.unfinished + found.rows.size() > 0 ? "; removed what a crash had left" : "");
+           found.unfinished > 0 ? "; removed what a crash had left" : "");
 }
 
 void DiskStore::remove_files(const std::vector<std::string>& files) const {
@@ -264,11 +270,20 @@ void DiskStore::write_all() {
     remove_files(garbage);
     Result<void> written;
     if (item.checkpoint != nullptr) written = guarded([&] { return write(item); });
-    if (!written) log_warn("a conversation could not be kept on disk: {}", written.error().text());
+    if (!written || item.checkpoint != nullptr) tell(written);
     item = {};
     lock.lock();
     counts_.failed += written ? 0 : 1;
     changed_.notify_all();
+  }
+}
+
+// A full disk is full for the next one too.
+void DiskStore::tell(const Result<void>& written) {
+  if (!written && writes_failed_++ == 0) {
+    log_warn("a conversation could not be kept on disk: {}", written.error().text());
+  } else if (written && std::exchange(writes_failed_, 0) > 0) {
+    log_info("conversations are kept on disk again");
   }
 }
 
@@ -293,6 +308,7 @@ Result<void> DiskStore::write_segments(const Waiting& item, StoredCheckpoint& st
     LILY_TRY_VOID(item.checkpoint->write_rows(begin, begin + kSegmentTokens, file));
     LILY_TRY_VOID(file.finish());
     const std::lock_guard lock(mutex_);
+    std::erase(garbage_, rows_file(name));  // the damaged one that this has replaced
     index_.add_segment(name, file.bytes());
     held.push_back(name);
   }
@@ -328,6 +344,7 @@ Result<void> DiskStore::write(const Waiting& item) {
   {
     const std::lock_guard lock(mutex_);
     if (written) {
+      std::erase(garbage_, checkpoint_file(stored->name));
       index_.add(item.tokens, std::move(stored));
       ++counts_.written;
       gone = index_.make_room();

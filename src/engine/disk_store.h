@@ -78,6 +78,7 @@ class DiskStore {
   void write_all();
   Result<void> write(const Waiting& item);
   Result<void> write_segments(const Waiting& item, StoredCheckpoint& stored, std::vector<Hash128>& held);
+  void tell(const Result<void>& written);
   void remove_files(const std::vector<std::string>& files) const;
   void read_all();
   Result<std::shared_ptr<Checkpoint>> read(const Fetch& fetch);
@@ -97,6 +98,7 @@ class DiskStore {
   std::deque<std::shared_ptr<Fetch>> fetches_;
   std::vector<std::weak_ptr<Fetch>> under_way_;
   std::vector<std::string> garbage_;  // files that the writer removes
+  uint64_t writes_failed_ = 0;        // since one went well: said once, not for each
   DiskMetrics counts_;
   bool stop_ = false;
   std::thread writer_;

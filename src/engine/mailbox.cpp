@@ -86,9 +86,12 @@ void Mailbox::stop() {
   work_.notify_one();
 }
 
-Mailbox::Orders Mailbox::wait(bool busy, bool full) {
+Mailbox::Orders Mailbox::wait(bool busy, bool full, bool loading) {
+  constexpr auto kLook = std::chrono::milliseconds(100);
   std::unique_lock lock(mutex_);
-  if (!busy) work_.wait(lock, [&] { return orders_.stop || woken_ || (!full && !waiting_.empty()); });
+  const auto work = [&] { return orders_.stop || woken_ || (!full && !waiting_.empty()); };
+  if (loading && !busy) work_.wait_for(lock, kLook, work);
+  if (!loading && !busy) work_.wait(lock, work);
   woken_ = false;
   return orders_;
 }

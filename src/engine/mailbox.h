@@ -46,8 +46,9 @@ class Mailbox {
     bool abort = false;
   };
   // Blocks while there is nothing to do, which is when `busy` is false, nobody called wake() and no job waits
-  // that could be taken (`full`: none can).
-  Orders wait(bool busy, bool full);
+  // that could be taken (`full`: none can). Not for long where jobs wait for the disk (`loading`), for their
+  // time may be over.
+  Orders wait(bool busy, bool full, bool loading);
   void wake();  // any thread: there is something to do, or to look at
   // The oldest waiting job of the client that was served longest ago, counted as running from now; or none.
   std::shared_ptr<JobRecord> next();

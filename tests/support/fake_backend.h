@@ -40,8 +40,9 @@ struct FakeControl {
   std::function<std::optional<Error>(size_t pass)> fail_collect;
   std::function<void(size_t pass)> on_collect;  // before a pass is computed; may throw
   std::function<std::optional<Error>(int state)> fail_new_state;
-  std::function<bool(uint32_t length)> fail_resume;        // of a checkpoint of this length
-  std::function<void(uint32_t length)> on_write, on_read;  // of a checkpoint; in another thread
+  std::function<bool(uint32_t length)> fail_resume;                 // of a checkpoint of this length
+  std::function<void(uint32_t length)> on_write, on_read;           // of a checkpoint; in another thread
+  std::function<void(uint32_t begin, uint32_t end)> on_write_rows;  // the same
 
   std::vector<SeenPass> passes() const {
     const std::lock_guard lock(mutex);
@@ -85,6 +86,7 @@ class FakeCheckpoint final : public Checkpoint {
   uint32_t length() const override { return static_cast<uint32_t>(history_.size()); }
   uint64_t bytes() const override { return history_.size() * sizeof(int32_t); }
   Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const override {
+    if (control_->on_write_rows) control_->on_write_rows(begin, end);
     return sink.write(std::as_bytes(std::span(history_).subspan(begin, end - begin)));
   }
   Result<void> write_rest(ByteSink& sink) const override {

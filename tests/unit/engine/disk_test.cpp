@@ -1,7 +1,9 @@
 // The disk tier: files that prove what they are, an index that counts shared rows once, and a store and an
 // engine that find conversations again.
 #include <gmock/gmock.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <future>
@@ -19,7 +21,10 @@ using ::testing::HasSubstr;
 class Folder {
  public:
   Folder() {
-    std::string name = (fs::temp_directory_path() / "lily-disk-XXXXXX").string();
+    // In memory where that can be: to flush a file may take long.
+    const fs::path memory = "/dev/shm";
+    const fs::path base = fs::is_directory(memory) ? memory : fs::temp_directory_path();
+    std::string name = (base / "lily-disk-XXXXXX").string();
     path_ = mkdtemp(name.data());
   }
   ~Folder() { fs::remove_all(path_); }
@@ -273,6 +278,170 @@ TEST_F(DiskTest, DamagedFilesCostTimeNotTheRequest) {
   EXPECT_GE(ask(numbers(1500), {}).cached, 1490U) << "it was written anew";
 }
 
+TEST_F(DiskTest, RowsThatAreLostCostOnlyThoseWhoNeedThem) {
+  begin();
+  const auto longer = numbers(1600);
+  ask(longer, {1590});  // its segments are three
+  auto other = numbers(600);
+  other.insert(other.end(), 500, 3);
+  ask(other, {1090});  // two, the first of them shared
+  engine.reset();
+  fs::path last;
+  for (const fs::path& file : folder.files(".rows")) {
+    const auto head = DiskReader::open(file);
+    ASSERT_TRUE(head);
+    if (head->head().begin == 1024) last = file;
+  }
+  ASSERT_TRUE(fs::remove(last));
+  begin();
+  EXPECT_GE(ask(other, {1090}).cached, 1090U) << "although it shares rows with one that is lost";
+  EXPECT_LT(ask(longer, {1590}).cached, 1024U);
+  engine.reset();
+  EXPECT_LE(folder.bytes(), disk->max_bytes);
+}
+
+// The second of two that share damaged rows is removed while a third writes them anew.
+TEST_F(DiskTest, RowsWrittenAnewOutliveTheDamagedOnes) {
+  begin();
+  auto one = numbers(1100);
+  auto two = numbers(600);
+  two.insert(two.end(), 500, 3);
+  ask(one, {1090});
+  ask(two, {1090});
+  engine.reset();
+  for (auto* prompt : {&one, &two}) {  // they go on, so that all that is stored of them is tried
+    for (const char letter : text_of(*prompt, 6)) prompt->push_back(letter);
+    prompt->push_back(1);
+  }
+  for (const fs::path& file : folder.files(".rows")) {
+    auto bytes = contents(file);
+    bytes[bytes.size() - 20] ^= std::byte{1};
+    overwrite(file, bytes);
+  }
+  std::promise<void> release, reached;
+  std::atomic<bool> first = true;
+  control->on_write_rows = [&, released = release.get_future().share()](uint32_t begin, uint32_t) {
+    if (begin != 0 || !first.exchange(false)) return;
+    reached.set_value();
+    released.wait();
+  };
+  begin();
+  ask(two, {1090});
+  reached.get_future().wait();  // the writer is about to put new rows in the place of the damaged ones
+  ask(one, {1090});
+  release.set_value();
+  engine.reset();
+  control->on_write_rows = nullptr;
+  begin();
+  EXPECT_GE(ask(two, {1090}).cached, 1090U);
+  EXPECT_GE(ask(one, {1090}).cached, 1090U);
+  EXPECT_EQ(engine->metrics().cache.disk->failed, 0U);
+}
+
+// As on a full disk: no file may grow.
+TEST_F(DiskTest, AFullDiskFailsNoRequestAndLeavesNoPieces) {
+  struct rlimit before {};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
+  const auto handler = std::signal(SIGXFSZ, SIG_IGN);
+  begin();
+  ask(numbers(700, 1), {690});
+  wait_for_disk(2);
+  const struct rlimit none { 100, before.rlim_max };
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &none), 0);
+  for (int32_t i = 2; i < 6; ++i) ask(numbers(700, i), {690});
+  const auto failed = [&] { return engine->metrics().cache.disk->failed; };
+  for (int i = 0; i < 10'000 && failed() < 8; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
+  std::signal(SIGXFSZ, handler);
+  EXPECT_GE(failed(), 8U);
+  EXPECT_EQ(folder.files(".checkpoint").size(), 2U);
+  EXPECT_EQ(folder.files(".rows").size(), 1U);
+  EXPECT_EQ(folder.files(DiskWriter::kUnfinished).size(), 0U);
+  ask(numbers(700, 9), {690});
+  restart();
+  EXPECT_EQ(ask(numbers(700, 9), {690}).cached, 690U) << "there is room again";
+  EXPECT_EQ(ask(numbers(700, 1), {690}).cached, 690U);
+}
+
+TEST_F(DiskTest, AFolderThatGoesAwayOrCannotBeMadeIsSaid) {
+  begin();
+  ask(numbers(700), {690});
+  wait_for_disk(2);
+  fs::remove_all(folder.path());
+  ask(numbers(700, 2), {690});  // and nobody fails
+  EXPECT_EQ(ask(numbers(700), {690}).cached, 690U) << "from memory";
+  engine.reset();
+  overwrite(folder.path(), std::as_bytes(std::span("a file", 6)));
+  auto plan = make_plan(kTiny, {.context = 256, .sequences = 1, .chunk = 16});
+  const auto refused = Engine::create(std::make_unique<FakeBackend>(*plan, control), *plan, *tokenizer,
+                                      EngineOptions{.cache_bytes = 100, .disk = disk});
+  ASSERT_FALSE(refused);
+  EXPECT_THAT(refused.error().text(), HasSubstr("cannot make the folder '" + folder.path().string()));
+}
+
+// Times of files say no more than an order: one in the future or before all time harms nothing.
+TEST_F(DiskTest, ClocksMayJump) {
+  begin();
+  ask(numbers(800), {790});
+  ask(numbers(800, 3), {790});
+  engine.reset();
+  auto jump = std::chrono::hours(24 * 365 * 50);
+  for (const fs::path& file : folder.files(".checkpoint")) {
+    fs::last_write_time(file, fs::last_write_time(file) + jump);
+    jump = -jump;
+  }
+  begin();
+  EXPECT_EQ(ask(numbers(800), {790}).cached, 790U);
+  EXPECT_EQ(ask(numbers(800, 3), {790}).cached, 790U);
+}
+
+TEST_F(DiskTest, ManyFilesAreFoundAndCutDownToTheLimit) {
+  begin();
+  ask(numbers(800), {790});
+  engine.reset();
+  const fs::path first = folder.files(".checkpoint").front();
+  const auto store = DiskReader::open(first)->head().store;
+  for (int32_t i = 0; i < 1500; ++i) {
+    auto ids = numbers(100, i);
+    ids[0] = i;
+    const uint32_t length = 70 + static_cast<uint32_t>(i) % 30;
+    ids.resize(length);
+    const Hash128 name = name_checkpoint(store, ids).name;
+    auto file = DiskWriter::create(
+        first.parent_path() / checkpoint_file(name),
+        {.kind = DiskKind::checkpoint, .store = store, .prefix = name, .end = length, .ids = ids});
+    ASSERT_TRUE(file);
+    ids.push_back(static_cast<int32_t>(length));  // rows, and the fake's rest
+    ASSERT_TRUE(file->write(std::as_bytes(std::span(ids))));
+    ASSERT_TRUE(file->finish());
+  }
+  disk->max_bytes = folder.bytes() / 4;
+  begin();
+  const uint32_t found = engine->metrics().cache.disk->checkpoints;
+  EXPECT_GT(found, 200U);
+  EXPECT_LE(folder.bytes(), disk->max_bytes);
+  EXPECT_EQ(folder.files(".checkpoint").size(), found);
+  EXPECT_EQ(ask(numbers(800), {790}).cached, 790U) << "the longest stays";
+}
+
+TEST_F(DiskTest, AJobWhoseTimeIsOverDoesNotWaitForTheDisk) {
+  begin();
+  ask(numbers(800), {790});
+  engine.reset();
+  std::promise<void> release;
+  control->on_read = [released = release.get_future().share()](uint32_t) { released.wait(); };
+  begin();
+  Collector waits;
+  GenerationRequest asked = request(1, 6);
+  asked.prompt = numbers(800);
+  asked.max_seconds = 0.05;
+  const auto job = submit(asked, waits);
+  EXPECT_TRUE(waits.wait_end());
+  ASSERT_TRUE(waits.failed());
+  EXPECT_EQ(waits.failed()->kind, ErrorKind::timeout);
+  release.set_value();
+}
+
 TEST_F(DiskTest, ForeignFilesAreLeftAlone) {
   begin();
   ask(numbers(800), {790});
@@ -284,6 +453,7 @@ TEST_F(DiskTest, ForeignFilesAreLeftAlone) {
                                       inside / (std::string(32, '0') + ".rows"),
                                       inside / (Hash128{1, 2}.hex() + ".checkpoint")};
   for (const fs::path& path : foreign) overwrite(path, std::as_bytes(std::span(text)));
+  overwrite(inside / "draft.tmp", std::as_bytes(std::span(text)));
   fs::create_directory(inside / "folder.rows");
   const fs::path copy = inside / (Hash128{5, 6}.hex() + ".checkpoint");  // a good one under another's name
   fs::copy_file(good, copy);
@@ -293,6 +463,7 @@ TEST_F(DiskTest, ForeignFilesAreLeftAlone) {
   EXPECT_EQ(ask(numbers(800), {790}).cached, 790U);
   for (const fs::path& path : foreign) EXPECT_TRUE(fs::exists(path)) << path;
   EXPECT_TRUE(fs::exists(copy));
+  EXPECT_TRUE(fs::exists(inside / "draft.tmp"));
   EXPECT_FALSE(fs::exists(unfinished)) << "left by a crash";
 }
 
