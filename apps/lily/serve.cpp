@@ -146,6 +146,13 @@ Result<Served> load(const ServeOptions& options) {
   engine_options.cache_bytes = options.cache_mib ? *options.cache_mib << 20U : default_cache_bytes(model);
   log_info("conversations: {:.2f} GB for those that run and those that are kept",
            static_cast<double>(engine_options.cache_bytes) / 1e9);
+  if (const uint64_t one = model.need.per_sequence;
+      engine_options.cache_bytes > 0 && engine_options.cache_bytes < one + one / 16) {
+    log_warn(
+        "--cache-ram: {:.2f} GB do not hold a conversation of the whole context, {:.2f} GB: one that has "
+        "no room is read anew each time",
+        static_cast<double>(engine_options.cache_bytes) / 1e9, static_cast<double>(one) / 1e9);
+  }
   if (!options.cache_folder.empty()) {
     engine_options.disk = DiskOptions{.folder = options.cache_folder,
                                       .max_bytes = options.disk_mib << 20U,

@@ -172,6 +172,9 @@ struct EngineOptions {
   // are dropped. 0: nothing is kept.
   uint64_t cache_bytes = 0;
   std::optional<DiskOptions> disk{};  // only with cache_bytes
+  // Seconds that the device may have worked on a prompt before a copy of its state is put aside between two
+  // passes: of a request that is cancelled while it is read no more than about this is read again.
+  double unsaved_seconds = 0.5;
 };
 
 struct DiskMetrics {

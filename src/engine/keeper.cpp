@@ -153,19 +153,25 @@ std::vector<uint32_t> Keeper::stops(const GenerationRequest& request, uint32_t c
   return stops;
 }
 
+std::shared_ptr<Checkpoint> Keeper::save(SequenceState& state) {
+  Result<std::unique_ptr<Checkpoint>> checkpoint = state.save();
+  if (checkpoint) return *std::move(checkpoint);
+  log_warn("a checkpoint of {} tokens could not be kept: {}", state.length(), checkpoint.error().text());
+  return nullptr;
+}
+
 void Keeper::keep(SequenceState& state, std::span<const int32_t> tokens) {
   if (!enabled() || tokens.empty() || cache_.holds(tokens)) return;  // this thread alone changes the tree
-  Result<std::unique_ptr<Checkpoint>> checkpoint = state.save();
-  if (!checkpoint) {
-    log_warn("a checkpoint of {} tokens could not be kept: {}", tokens.size(), checkpoint.error().text());
-    return;
-  }
-  const std::shared_ptr<Checkpoint> kept = *std::move(checkpoint);
+  if (std::shared_ptr<Checkpoint> checkpoint = save(state)) keep(tokens, std::move(checkpoint));
+}
+
+void Keeper::keep(std::span<const int32_t> tokens, std::shared_ptr<Checkpoint> checkpoint) {
+  if (cache_.holds(tokens)) return;
   {
     const std::lock_guard lock(mutex_);
-    cache_.insert(tokens, kept);
+    cache_.insert(tokens, checkpoint);
   }
-  if (disk_ && tokens.size() >= kNear) disk_->keep(tokens, kept);
+  if (disk_ && tokens.size() >= kNear) disk_->keep(tokens, std::move(checkpoint));
   make_room();
 }
 

@@ -43,8 +43,12 @@ class Keeper final : public TokenMemory {
   // system turn, at its marks, and every kEvery tokens; none nearer than kNear to another or to what is
   // there. `chunk`: rows of a pass.
   std::vector<uint32_t> stops(const GenerationRequest& request, uint32_t cached, uint32_t chunk) const;
-  // Keeps a checkpoint of `state`, which has absorbed `tokens` and is in no pass. What cannot be kept is
-  // logged; nobody fails for it.
+  // A checkpoint of `state`, which is in no pass. What cannot be saved is logged, and null; nobody fails for
+  // it.
+  static std::shared_ptr<Checkpoint> save(SequenceState& state);
+  // Keeps a checkpoint of a state that has absorbed `tokens`.
+  void keep(std::span<const int32_t> tokens, std::shared_ptr<Checkpoint> checkpoint);
+  // Both, unless something is kept of these tokens.
   void keep(SequenceState& state, std::span<const int32_t> tokens);
   // Makes a prompt and its answer known at once, before a checkpoint can be taken.
   void note(std::span<const int32_t> tokens);

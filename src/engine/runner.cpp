@@ -43,14 +43,15 @@ Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& pla
   }
   runner->keeper_ = std::make_unique<Keeper>(backend, options, std::move(empty), std::move(disk));
   runner->idle_states_.push_back(std::move(state));
+  runner->unsaved_seconds_ = options.unsaved_seconds;
   return runner;
 }
 
 void Runner::run() {
   for (;;) {
     // What is loaded wakes it.
-    const Mailbox::Orders orders =
-        mailbox_.wait(!running_.empty(), running_.size() + loading_.size() >= plan_.sequences);
+    const Mailbox::Orders orders = mailbox_.wait(
+        !running_.empty(), running_.size() + loading_.size() >= plan_.sequences, !loading_.empty());
     if (orders.abort) end_all();
     if (orders.stop) break;
     if (Result<void> done = guarded([&]() -> Result<void> { return step(), Result<void>(); }); !done) {
@@ -144,14 +145,19 @@ Result<std::unique_ptr<Session>> Runner::make_session(const std::shared_ptr<JobR
   LILY_TRY_VOID(state->begin_answer(job->request.prompt));
   auto session = std::make_unique<Session>(job, std::move(state), tokenizer_, plan_.context);
   session->resume(reuse, keeper_->stops(job->request, reuse.cached, plan_.chunk));
+  if (keeper_->enabled()) session->most_unsaved = unsaved_seconds_;
   return session;
 }
 
 void Runner::keep_at_stops() {
   for (auto& session : running_) {
-    if (session->state_failed || !session->wanted() || !session->at_stop()) continue;
-    keeper_->keep(session->state(), session->absorbed_tokens());
-    session->pass_stop();
+    if (session->state_failed || !session->wanted()) continue;
+    if (session->at_stop()) {
+      keeper_->keep(session->state(), session->absorbed_tokens());
+      session->pass_stop();
+    } else if (session->at_risk()) {
+      session->put_aside(keeper_->save(session->state()));
+    }
   }
 }
 
@@ -162,7 +168,7 @@ Result<std::unique_ptr<SequenceState>> Runner::fresh_state() {
   return state;
 }
 
-// Jobs that wait are looked at too: they wait only while others run, so this is called often enough.
+// Jobs that wait are looked at too: while others run or load, this is called often enough.
 void Runner::end_overdue() {
   const EngineClock::time_point now = EngineClock::now();
   for (const std::shared_ptr<JobRecord>& job : mailbox_.take_overdue(now)) {
@@ -211,7 +217,13 @@ void Runner::report() {
 // What was read and answered is kept. There is no truncate(): a used state starts again from the empty
 // checkpoint. At once, so that its keys and values are given back while it waits.
 void Runner::reuse(Session& session) {
-  if (session.state_failed) return;
+  if (session.state_failed) {
+    // Cancelled in the middle of a pass: what was put aside before is what is left.
+    const std::shared_ptr<Checkpoint>& aside = session.aside();
+    if (aside != nullptr && session.job().cancelled())
+      keeper_->keep(std::span(session.prompt()).first(aside->length()), aside);
+    return;
+  }
   Result<void> done = guarded([&] {
     keeper_->keep(session.state(), session.absorbed_tokens());
     return keeper_->clear(session.state());
@@ -346,6 +358,7 @@ void Runner::take(Flight& flight, Result<Output> output) {
       continue;
     }
     if (!output->slices[i].finite) session.state_failed = true;
+    if (flight.assignments[i].rows > 0) session.worked(output->seconds);
     session.sampled(output->slices[i].token);
     if (!session.wanted()) continue;  // ended or cancelled while the pass was on its way
     Result<std::optional<Finished>> taken =

@@ -73,6 +73,7 @@ class Runner {
   const Tokenizer& tokenizer_;
   Mailbox& mailbox_;
   std::unique_ptr<Keeper> keeper_;  // destroyed after the states
+  double unsaved_seconds_ = 0;
   std::vector<std::unique_ptr<SequenceState>> idle_states_;
   std::vector<Loading> loading_;                   // they count as running
   std::vector<std::unique_ptr<Session>> running_;  // ended ones stay until no pass holds them

@@ -36,6 +36,7 @@ SequenceProgress Session::progress() const {
   if (!job_->wanted()) return {};  // nothing more to do
   const uint32_t stop = next_stop_ < stops_.size() ? stops_[next_stop_] : 0;
   if (absorbed_ == stop && stop != 0) return {};  // waits until it is kept
+  if (unsaved()) return {};                       // or until a copy is
   // What is to be absorbed or sampled next depends on the last token: it must be known.
   const bool known = !(over_budget() || may_close_thinking()) || generation_.tokens() == samples_;
   return {.prompt = prompt,
@@ -43,6 +44,10 @@ SequenceProgress Session::progress() const {
           .stop = stop,
           .wants_token = absorbed_ == prompt && samples_ < max_tokens_ && known,
           .last_turn = last_turn};
+}
+
+bool Session::unsaved() const {
+  return unsaved_seconds_ > most_unsaved && absorbed_ < job_->request.prompt.size();
 }
 
 bool Session::over_budget() const {
@@ -160,6 +165,7 @@ Result<std::optional<Finished>> Session::take(const Assignment& assignment, cons
   if (assignment.rows > 0) {
     job_->send(PromptProgress{.done = assignment.begin + assignment.rows, .total = prompt});
     if (assignment.begin + assignment.rows < prompt) return std::nullopt;
+    put_aside(nullptr);
   }
   last_token_ = EngineClock::now();
   if (generation_.tokens() == 0) first_token_ = last_token_;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <span>
@@ -37,7 +38,20 @@ class Session {
 
   // Whether the state stands at one of the stops, with no pass on its way: time to keep it, then pass_stop().
   bool at_stop() const;
-  void pass_stop() { ++next_stop_; }
+  void pass_stop() {
+    ++next_stop_;
+    put_aside(nullptr);
+  }
+  // The device worked so long on a pass with a chunk of the prompt.
+  void worked(double seconds) { unsaved_seconds_ += seconds; }
+  // Whether a copy of the state is to be put aside, in case that its client leaves, and none is on its way.
+  bool at_risk() const { return unsaved() && passes_in_flight == 0; }
+  void put_aside(std::shared_ptr<Checkpoint> checkpoint) {
+    aside_ = std::move(checkpoint);
+    unsaved_seconds_ = 0;
+  }
+  // Of tokens that the prompt begins with; null: there is none.
+  const std::shared_ptr<Checkpoint>& aside() const { return aside_; }
   // The tokens that the state has absorbed by all submitted passes; once none is on its way.
   std::span<const int32_t> absorbed_tokens();
 
@@ -59,7 +73,9 @@ class Session {
   uint32_t passes_in_flight = 0;  // submitted passes that hold a slice of this session
   bool state_failed = false;      // the state must not be used again
   uint64_t last_turn = 0;         // see SequenceProgress
-  uint64_t number = 0;            // see SequenceMetrics
+  // EngineOptions::unsaved_seconds; infinite where nothing is kept.
+  double most_unsaved = std::numeric_limits<double>::infinity();
+  uint64_t number = 0;  // see SequenceMetrics
   // Counted since the last look: what metrics add up.
   uint64_t new_prompt_tokens = 0;
   uint64_t new_tokens = 0;
@@ -69,6 +85,7 @@ class Session {
   Usage usage() const;
   Finished finished(FinishReason reason) const;
   Result<void> check(const Assignment& assignment, const SliceOutput& output, uint32_t vocab) const;
+  bool unsaved() const;
   bool over_budget() const;
   bool may_close_thinking() const;
 
@@ -78,6 +95,8 @@ class Session {
   PromptReuse reuse_;
   std::vector<uint32_t> stops_;
   size_t next_stop_ = 0;
+  std::shared_ptr<Checkpoint> aside_;
+  double unsaved_seconds_ = 0;    // of work on the prompt since the state was kept or a copy put aside
   uint32_t absorbed_ = 0;         // prompt tokens kept, or in submitted passes
   std::vector<int32_t> history_;  // prompt and answer, once absorbed_tokens() was asked for
   std::vector<int32_t> sampled_;  // tokens of the answer, also after its end

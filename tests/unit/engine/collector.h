@@ -111,8 +111,10 @@ class EngineTest : public testing::Test {
     ASSERT_TRUE(made) << made.error().text();
     tokenizer = make_tiny_tokenizer(words);
     ASSERT_TRUE(tokenizer);
-    auto created = Engine::create(std::make_unique<FakeBackend>(*made, control), *made, *tokenizer,
-                                  EngineOptions{.queue = queue, .cache_bytes = cache_bytes, .disk = disk});
+    auto created = Engine::create(
+        std::make_unique<FakeBackend>(*made, control), *made, *tokenizer,
+        EngineOptions{
+            .queue = queue, .cache_bytes = cache_bytes, .disk = disk, .unsaved_seconds = unsaved_seconds});
     ASSERT_TRUE(created) << created.error().text();
     engine = *std::move(created);
   }
@@ -151,6 +153,7 @@ class EngineTest : public testing::Test {
   std::shared_ptr<FakeControl> control = std::make_shared<FakeControl>();
   uint64_t cache_bytes = 0;  // set before start()
   std::optional<DiskOptions> disk;
+  double unsaved_seconds = 1e9;
   std::vector<std::string> words;
   std::unique_ptr<Tokenizer> tokenizer;
   std::unique_ptr<Engine> engine;

@@ -130,6 +130,29 @@ TEST_F(KeeperTest, AClientThatLeavesWithTheLastEventLosesNothing) {
   EXPECT_EQ(control->passes_cancelled, 0);
 }
 
+// The pass that is dropped with its client leaves its state unusable.
+TEST_F(KeeperTest, AClientThatLeavesWhileItsPromptIsReadFindsWhatWasRead) {
+  unsaved_seconds = 0.005;
+  control->pass_time = std::chrono::milliseconds(3);
+  start_keeping();
+  GenerationRequest asked = request(1, 6);
+  asked.prompt = numbers(1600);
+  Collector events;
+  auto job = submit(asked, events);
+  ASSERT_TRUE(events.wait_for<PromptProgress>(30));
+  job->cancel();
+  const uint32_t read = events.all<PromptProgress>().back().done;
+  while (engine->metrics().running > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GT(control->passes_cancelled, 0);
+  const Asked again = ask(asked.prompt, 6);
+  // Some passes until a copy is due, and those on the device until it could be made.
+  EXPECT_GE(again.usage.cached_tokens + 6 * 16, read);
+  EXPECT_LT(again.usage.cached_tokens, 1600U);
+  EXPECT_EQ(again.text, text_of(asked.prompt, 6));
+  engine.reset();
+  EXPECT_EQ(control->checkpoints_alive, 0);
+}
+
 TEST_F(KeeperTest, AnExactRepeatReadsFromTheLastMark) {
   start_keeping();
   const Asked first = ask(numbers(300), 10, {100, 297});
