@@ -6,7 +6,6 @@ import itertools
 import os
 import random
 import subprocess
-import threading
 import time
 
 import httpx
@@ -15,49 +14,34 @@ import pytest
 from kept import SLACK, Agent, ask, metrics, message, random_history, reread, said, system, user, words
 from server_process import LILY, Server
 
-CONVERSATIONS = int(os.environ.get("LILY_CONVERSATIONS", "2"))  # the case asks for 200
+CONVERSATIONS = int(os.environ.get("LILY_CONVERSATIONS", "5"))  # the case asks for 200
 KILLS = int(os.environ.get("LILY_KILLS", "3"))
 COMPANIONS = 8
 OPTIONS = ["--parallel", "9", "--ctx", "16384"]
 
 
-@contextlib.contextmanager
-def company(server, count: int):
-    """`count` clients that ask other things all the time."""
-    over = threading.Event()
-
-    def talk(number: int):
-        for i in itertools.count():
-            if over.is_set():
-                return
-            ask(server, [user(words(30 + i % 90, (number, i)))], max_tokens=12, temperature=1)
-
-    with concurrent.futures.ThreadPoolExecutor(max(count, 1)) as pool:
-        talking = [pool.submit(talk, number) for number in range(count)]
-        try:
-            yield
-        finally:
-            over.set()
-        for one in talking:
-            one.result()
-
-
-def transcript(server) -> list:
-    """What is said in random conversations with edits, branches, regenerations and tool chains, and in conversations with an
-    agent that returns what it was told."""
+def conversation(server, number: int, history: list) -> list:
+    """What is said in a random conversation with edits, branches, regenerations and tool chains, and in one with an agent that
+    returns what it was told."""
     found = []
-    source = random.Random("conversations")
-    for number in range(CONVERSATIONS):
-        for messages in random_history(source):
-            thinks = {"enable_thinking": len(messages) % 2 == 0}
-            found.append(message(ask(server, messages, max_tokens=16, chat_template_kwargs=thinks)))
-        agent = Agent(server, ("transcript", number), with_reasoning=number % 2 == 0)
-        for _ in range(3):
-            found.append(said(agent.turn()))
-        if number % 3 == 0:  # back to the first question, and another one
-            agent.messages = [*agent.messages[:1], user("What is the weather in Minsk?")]
-            found.append(said(agent.ask()))
+    for messages in history:
+        thinks = {"enable_thinking": len(messages) % 2 == 0}
+        found.append(message(ask(server, messages, max_tokens=16, chat_template_kwargs=thinks)))
+    agent = Agent(server, ("transcript", number), with_reasoning=number % 2 == 0)
+    for _ in range(3):
+        found.append(said(agent.turn()))
+    if number % 3 == 0:  # back to the first question, and another one
+        agent.messages = [*agent.messages[:1], user("What is the weather in Minsk?")]
+        found.append(said(agent.ask()))
     return found
+
+
+def transcript(server, companions: int = 0) -> list:
+    """All conversations, each in the company of so many others that are under way at the same time."""
+    source = random.Random("conversations")
+    histories = [random_history(source) for _ in range(CONVERSATIONS)]
+    with concurrent.futures.ThreadPoolExecutor(1 + companions) as pool:
+        return list(pool.map(conversation, itertools.repeat(server), range(CONVERSATIONS), histories))
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +57,9 @@ def test_the_text_is_the_same(expected, tmp_path, kept, companions):
     options = {"cold": ["--cache-ram", "0"], "memory": ["--no-recall"], "disk": ["--no-recall", "--cache-dir", str(tmp_path)]}[kept]
     if kept == "disk":
         with Server(None, *OPTIONS, *options) as server:
-            assert transcript(server) == expected
+            assert transcript(server, companions) == expected
     with Server(None, *OPTIONS, *options) as server:
-        with company(server, companions):
-            assert transcript(server) == expected
+        assert transcript(server, companions) == expected
         found = metrics(server)
         assert (found["lily_cache_tokens_total"] > 0) == (kept != "cold")
         if kept == "disk":
