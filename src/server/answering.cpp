@@ -35,8 +35,7 @@ struct Preparation {
 void Preparation::work() {
   ApiResult<boost::json::value> json = parse_body(body);
   body = std::string();
-  ApiResult<PreparedRequest> prepared =
-      json ? door->prepare(*json, *model) : tl::unexpected<ApiError>(json.error());
+  ApiResult<PreparedRequest> prepared = json ? door->prepare(*json, *model) : fail(json.error());
   if (!prepared) {
     error = prepared.error();
     return;

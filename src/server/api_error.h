@@ -25,6 +25,11 @@ struct ApiError {
 template <class T>
 using ApiResult = tl::expected<T, ApiError>;
 
+// With it LILY_TRY is for these results too.
+[[nodiscard]] inline tl::unexpected<ApiError> fail(ApiError error) {
+  return tl::unexpected<ApiError>(std::move(error));
+}
+
 // 400, naming the field.
 ApiError bad_field(std::string param, std::string message);
 // 400 for a prompt of `prompt_tokens` where `context` is the limit: the words that clients look for in order

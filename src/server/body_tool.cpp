@@ -6,6 +6,7 @@
 #include "server/json_fields.h"
 #include "server/messages.h"
 #include "server/responses.h"
+#include "server/text_tools.h"
 
 namespace lily {
 namespace {
@@ -20,8 +21,7 @@ struct Work {
   void run() {
     try {
       const ApiResult<boost::json::value> json = parse_body(body);
-      const ApiResult<std::string> answer =
-          json ? tool(*json, *model) : tl::unexpected<ApiError>(json.error());
+      const ApiResult<std::string> answer = json ? tool(*json, *model) : fail(json.error());
       response = answer ? json_response(*answer) : route_error(route, answer.error());
     } catch (const std::exception& fault) {
       response = route_error(route, from_error(Error{ErrorKind::internal, fault.what(), {}}));
@@ -37,6 +37,12 @@ BodyTool body_tool(Route route) {
       return count_message_tokens;
     case Route::count_response_tokens:
       return count_response_tokens;
+    case Route::tokenize:
+      return tokenize_json;
+    case Route::detokenize:
+      return detokenize_json;
+    case Route::apply_template:
+      return apply_template_json;
     default:
       return nullptr;
   }

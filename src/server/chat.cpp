@@ -17,21 +17,15 @@ class ChatDoor final : public Door {
   const std::string& id() const override { return head_.id; }
 
   ApiResult<PreparedRequest> prepare(const boost::json::value& body, const ServedModel& model) override {
-    ApiResult<ChatRequest> request = parse_chat_request(body);
-    if (!request) {
-      return tl::unexpected<ApiError>(request.error());
-    }
-    ApiResult<GenerationRequest> made = make_generation(*request, model);
-    if (!made) {
-      return tl::unexpected<ApiError>(made.error());
-    }
-    head_.model = request->model.empty() ? model.name : request->model;
-    head_.usage = request->include_usage;
-    head_.logprobs = request->logprobs.has_value();
-    head_.functions = request->functions;
+    LILY_TRY(const ChatRequest request, parse_chat_request(body));
+    LILY_TRY(GenerationRequest made, make_generation(request, model));
+    head_.model = request.model.empty() ? model.name : request.model;
+    head_.usage = request.include_usage;
+    head_.logprobs = request.logprobs.has_value();
+    head_.functions = request.functions;
     head_.reasoning_twice = model.reasoning_twice;
-    progress_ = request->progress;
-    return PreparedRequest{std::move(*made), request->stream};
+    progress_ = request.progress;
+    return PreparedRequest{std::move(made), request.stream};
   }
 
   void started(const PromptReuse& reuse) override {

@@ -16,6 +16,9 @@ namespace lily {
 // parts in every role; an image, video, audio or file part is a fault that names it.
 std::vector<Message> parse_messages(const Fields& request);
 
+// The name of a function that is declared or called; without one it is a fault.
+std::string function_name(const Fields& function);
+
 // Arguments of a call in the history, which models and clients leave in any state: an object is taken as it
 // is, text is parsed; what is no object is kept whole as the one argument named "arguments".
 boost::json::object call_arguments(const boost::json::value* arguments);

@@ -4,12 +4,10 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <cmath>
 
 #include "server/jobs.h"
 #include "server/sse.h"
 #include "server/translation.h"
-#include "text/detokenizer.h"
 
 namespace lily {
 namespace {
@@ -32,8 +30,7 @@ void parse_ids(const json::array& array, const std::string& path, CompletionRequ
   request.ids.reserve(array.size());
   for (size_t i = 0; i < array.size(); ++i) {
     if (!array[i].is_int64() || array[i].get_int64() < 0 || array[i].get_int64() > INT32_MAX) {
-      const std::string here = fmt::format("{}[{}]", path, i);
-      faults.add(here, fmt::format("'{}' must be a token id.", here));
+      faults.about(at(path, i), "must be a token id.");
       return;
     }
     request.ids.push_back(static_cast<int32_t>(array[i].get_int64()));
@@ -44,18 +41,17 @@ void parse_ids(const json::array& array, const std::string& path, CompletionRequ
 void parse_prompt(const json::value* prompt, const std::string& path, CompletionRequest& request,
                   Faults& faults) {
   if (prompt == nullptr) {
-    faults.add(path, fmt::format("'{}' is missing; expected a string or an array of token ids.", path));
+    faults.about(path, "is missing; expected a string or an array of token ids.");
   } else if (prompt->is_string()) {
     request.text.assign(prompt->get_string().data(), prompt->get_string().size());
   } else if (!prompt->is_array()) {
-    faults.add(path, fmt::format("'{}' must be a string or an array of token ids, not {}.", path,
-                                 json_kind(*prompt)));
+    faults.about(path, "must be a string or an array of token ids, not {}.", json_kind(*prompt));
   } else if (const json::array& array = prompt->get_array(); array.empty()) {
-    faults.add(path, fmt::format("'{}' is empty.", path));
+    faults.about(path, "is empty.");
   } else if (array[0].is_number()) {
     parse_ids(array, path, request, faults);
   } else if (array.size() > 1 || path != "prompt") {
-    faults.add(path, fmt::format("'{}' has {} prompts; this server takes one.", path, array.size()));
+    faults.about(path, "has {} prompts; this server takes one.", array.size());
   } else {
     parse_prompt(&array[0], "prompt[0]", request, faults);
   }
@@ -71,41 +67,31 @@ void parse_logprobs(const Fields& fields, json::object& chat) {
 }
 
 ApiResult<CompletionRequest> parse_completion(const json::value& body) {
-  if (!body.is_object()) {
-    return tl::unexpected<ApiError>(bad_field(
-        "", fmt::format("The body of the request must be a JSON object, not {}.", json_kind(body))));
-  }
+  LILY_TRY(const json::object* given, body_object(body));
   Faults faults;
-  const json::object& given = body.get_object();
-  const Fields fields(given, "", faults);
+  const Fields fields(*given, "", faults);
   CompletionRequest request;
   parse_prompt(fields.find("prompt"), "prompt", request, faults);
   request.echo = fields.boolean("echo").value_or(false);
   json::object chat;
-  copy_shared_fields(given, chat);
-  copy_fields(given, {"max_tokens", "stop", "stream_options", "n", "response_format"}, chat);
+  copy_shared_fields(*given, chat);
+  copy_fields(*given, {"max_tokens", "stop", "stream_options", "n", "response_format"}, chat);
   parse_logprobs(fields, chat);
   const std::optional<int64_t> best_of = fields.integer("best_of", {0, 1e9});
   if (best_of && *best_of > 1) {
-    faults.add("best_of", fmt::format("'best_of' must be 1: one answer to a request, not {}.", *best_of));
+    faults.about("best_of", "must be 1: one answer to a request, not {}.", *best_of);
   }
   if (!fields.string("suffix").value_or("").empty()) {
-    faults.add("suffix", "'suffix' is not supported: text is only continued.");
+    faults.about("suffix", "is not supported: text is only continued.");
   }
   if (request.echo && chat.contains("logprobs")) {
-    faults.add("echo", "'echo' together with 'logprobs' is not supported: the prompt is not scored.");
+    faults.about("echo", "together with 'logprobs' is not supported: the prompt is not scored.");
   }
-  if (faults.any()) {
-    return tl::unexpected<ApiError>(faults.first());
-  }
+  LILY_TRY_VOID(faults.result());
   json::array messages;
   messages.emplace_back(chat_message("user", json::string()));  // a chat needs one; it is not looked at
   chat["messages"] = std::move(messages);
-  ApiResult<ChatRequest> parsed = parse_chat_request(json::value(std::move(chat)));
-  if (!parsed) {
-    return tl::unexpected<ApiError>(parsed.error());
-  }
-  request.fields = std::move(*parsed);
+  LILY_TRY(request.fields, parse_chat_request(json::value(std::move(chat))));
   return request;
 }
 
@@ -121,29 +107,20 @@ ApiResult<GenerationRequest> make_completion(const CompletionRequest& request, c
   }
   out.prompt = std::move(tokens.ids);
   if (tokens.at_least == 0) {
-    return tl::unexpected<ApiError>(
-        bad_field("prompt", "'prompt' is empty: there is nothing to go on from."));
+    return fail(bad_field("prompt", "'prompt' is empty: there is nothing to go on from."));
   }
   if (tokens.at_least >= plan.context) {
     ApiError error = context_exceeded(tokens.at_least, plan.context, tokens.whole);
     error.param = "prompt";
-    return tl::unexpected<ApiError>(std::move(error));
+    return fail(std::move(error));
   }
-  const auto known = [&](int64_t id) { return id >= 0 && id < plan.shape.vocab; };
   for (size_t i = 0; i < out.prompt.size(); ++i) {
-    if (!known(out.prompt[i])) {
-      return tl::unexpected<ApiError>(bad_field(
-          fmt::format("prompt[{}]", i), fmt::format("'prompt[{}]' must be a token id below {}, not {}.", i,
-                                                    plan.shape.vocab, out.prompt[i])));
+    if (static_cast<uint32_t>(out.prompt[i]) >= plan.shape.vocab) {
+      return fail(bad_field(at("prompt", i), fmt::format("'prompt[{}]' must be a token id below {}, not {}.",
+                                                         i, plan.shape.vocab, out.prompt[i])));
     }
   }
-  for (const LogitBias& bias : fields.logit_bias) {
-    if (!known(bias.token)) {
-      return tl::unexpected<ApiError>(
-          bad_field("logit_bias", fmt::format("'logit_bias' has the token id {}; the vocabulary has {}.",
-                                              bias.token, plan.shape.vocab)));
-    }
-  }
+  LILY_TRY_VOID(check_bias(fields.logit_bias, plan.shape.vocab));
   uint32_t room = plan.context - static_cast<uint32_t>(out.prompt.size());
   if (model.max_answer > 0) {
     room = std::min(room, model.max_answer);
@@ -159,17 +136,6 @@ ApiResult<GenerationRequest> make_completion(const CompletionRequest& request, c
   return out;
 }
 
-double finite(double logprob) {
-  constexpr double kImpossible = -9999.0;
-  return std::isfinite(logprob) ? logprob : kImpossible;
-}
-
-std::string text_of(const TokenInfo::Choice& choice) {
-  Utf8Stream stream;
-  std::string text = stream.push(choice.bytes);
-  return text + stream.flush();
-}
-
 class CompletionsDoor final : public Door {
  public:
   void begin(const std::string& id, int64_t created) override {
@@ -179,22 +145,16 @@ class CompletionsDoor final : public Door {
   const std::string& id() const override { return id_; }
 
   ApiResult<PreparedRequest> prepare(const json::value& body, const ServedModel& model) override {
-    ApiResult<CompletionRequest> request = parse_completion(body);
-    if (!request) {
-      return tl::unexpected<ApiError>(request.error());
-    }
-    ApiResult<GenerationRequest> made = make_completion(*request, model);
-    if (!made) {
-      return tl::unexpected<ApiError>(made.error());
-    }
-    const ChatRequest& fields = request->fields;
+    LILY_TRY(const CompletionRequest request, parse_completion(body));
+    LILY_TRY(GenerationRequest made, make_completion(request, model));
+    const ChatRequest& fields = request.fields;
     model_ = fields.model.empty() ? model.name : fields.model;
     usage_ = fields.include_usage;
     logprobs_ = fields.logprobs.has_value();
-    if (request->echo) {
-      echo_ = request->is_text ? request->text : model.tokenizer->decode(made->prompt, false);
+    if (request.echo) {
+      echo_ = request.is_text ? request.text : model.tokenizer->decode(made.prompt, false);
     }
-    return PreparedRequest{std::move(*made), fields.stream};
+    return PreparedRequest{std::move(made), fields.stream};
   }
 
   std::string whole(const Answer& answer, const Finished& finished) override {
@@ -222,10 +182,7 @@ class CompletionsDoor final : public Door {
   std::string stream_keep_alive() override { return sse_comment("keep-alive"); }
 
  private:
-  static json::string word(FinishReason reason) {
-    const std::string_view text = to_string(reason);
-    return json::string(text.data(), text.size());
-  }
+  static json::string word(FinishReason reason) { return json_text(to_string(reason)); }
   json::object head() const {
     json::object out;
     out["id"] = id_;
@@ -266,12 +223,12 @@ class CompletionsDoor final : public Door {
 json::object CompletionsDoor::logprobs_json(const std::vector<TokenInfo>& tokens) {
   json::array words, chosen, tops, offsets;
   for (const TokenInfo& token : tokens) {
-    const std::string text = text_of(token.chosen);
+    const std::string text = token_text(token.chosen);
     words.emplace_back(text);
-    chosen.emplace_back(finite(token.chosen.logprob));
+    chosen.emplace_back(json_logprob(token.chosen));
     json::object top;
     for (const TokenInfo::Choice& choice : token.top) {
-      top[text_of(choice)] = finite(choice.logprob);
+      top[token_text(choice)] = json_logprob(choice);
     }
     tops.emplace_back(std::move(top));
     offsets.emplace_back(offset_);

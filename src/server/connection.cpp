@@ -19,7 +19,6 @@
 #include "server/openapi.h"
 #include "server/page.h"
 #include "server/props.h"
-#include "server/text_tools.h"
 
 namespace lily {
 namespace {
@@ -432,11 +431,6 @@ Connection::Awaitable<void> Connection::dispatch() {
   }
   if (const BodyTool tool = body_tool(match_.route)) {
     co_await serve_body_tool(*this, tool);
-    co_return;
-  }
-  if (match_.route == Route::tokenize || match_.route == Route::detokenize ||
-      match_.route == Route::apply_template) {
-    co_await serve_text_tool(*this, match_.route);
     co_return;
   }
   const HttpResponse response = simple_answer();

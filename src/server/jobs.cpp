@@ -27,17 +27,6 @@ TemplateOptions template_options(const ChatRequest& request, const PromptRules& 
   return options;
 }
 
-std::optional<ApiError> check_bias(const std::vector<LogitBias>& biases, uint32_t vocab) {
-  for (const LogitBias& bias : biases) {
-    if (static_cast<uint32_t>(bias.token) >= vocab) {
-      return bad_field(
-          fmt::format("logit_bias.{}", bias.token),
-          fmt::format("'logit_bias' has the token id {}; the vocabulary has {}.", bias.token, vocab));
-    }
-  }
-  return std::nullopt;
-}
-
 // A prompt as text, and the messages that it was rendered from.
 struct WrittenPrompt {
   std::vector<Message> messages;
@@ -48,7 +37,7 @@ ApiResult<WrittenPrompt> write_prompt(const ChatRequest& request, const PromptRu
   Conversation conversation = normalize(request.conversation);
   Result<RenderedPrompt> rendered = render(conversation, template_options(request, rules));
   if (!rendered) {
-    return tl::unexpected<ApiError>(bad_field("messages", rendered.error().message));
+    return fail(bad_field("messages", rendered.error().message));
   }
   if (rules.parse_special) {
     rendered->literal.clear();
@@ -77,6 +66,17 @@ PromptTokens tokens_of(const WrittenPrompt& prompt, const ChatRequest& request, 
 
 }  // namespace
 
+ApiResult<void> check_bias(const std::vector<LogitBias>& biases, uint32_t vocab) {
+  for (const LogitBias& bias : biases) {
+    if (static_cast<uint32_t>(bias.token) >= vocab) {
+      return fail(bad_field(
+          fmt::format("logit_bias.{}", bias.token),
+          fmt::format("'logit_bias' has the token id {}; the vocabulary has {}.", bias.token, vocab)));
+    }
+  }
+  return {};
+}
+
 Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& defaults) {
   Sampling sampling;
   const float temperature = request.temperature.value_or(defaults.temperature.value_or(1.0F));
@@ -96,11 +96,8 @@ Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& de
 }
 
 ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request, const PromptRules& rules) {
-  ApiResult<WrittenPrompt> prompt = write_prompt(request, rules);
-  if (!prompt) {
-    return tl::unexpected<ApiError>(prompt.error());
-  }
-  return std::move(prompt->rendered);
+  LILY_TRY(WrittenPrompt prompt, write_prompt(request, rules));
+  return std::move(prompt.rendered);
 }
 
 PromptRules rules_of(const ServedModel& model) {
@@ -122,30 +119,25 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const S
 
 ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const Tokenizer& tokenizer,
                                              const GenerationConfig& defaults, const PromptRules& rules) {
-  if (std::optional<ApiError> error = check_bias(request.logit_bias, rules.vocab)) {
-    return tl::unexpected<ApiError>(std::move(*error));
-  }
-  const ApiResult<WrittenPrompt> written = write_prompt(request, rules);
-  if (!written) {
-    return tl::unexpected<ApiError>(written.error());
-  }
+  LILY_TRY_VOID(check_bias(request.logit_bias, rules.vocab));
+  LILY_TRY(const WrittenPrompt written, write_prompt(request, rules));
   GenerationRequest out;
-  PromptTokens tokens = tokens_of(*written, request, tokenizer, rules, out.recalled);
+  PromptTokens tokens = tokens_of(written, request, tokenizer, rules, out.recalled);
   if (tokens.at_least >= rules.context) {
-    return tl::unexpected<ApiError>(context_exceeded(tokens.at_least, rules.context, tokens.whole));
+    return fail(context_exceeded(tokens.at_least, rules.context, tokens.whole));
   }
   out.prompt = std::move(tokens.ids);
   out.marks = std::move(tokens.marks);
   out.turns = std::move(tokens.turns);
   if (out.prompt.empty()) {
-    return tl::unexpected<ApiError>(bad_field("messages", "The prompt of this request is empty."));
+    return fail(bad_field("messages", "The prompt of this request is empty."));
   }
   uint32_t room = rules.context - static_cast<uint32_t>(out.prompt.size());
   if (rules.max_answer > 0) {
     room = std::min(room, rules.max_answer);
   }
-  out.starts_in_think = written->rendered.starts_in_think;
-  out.continues_text = written->rendered.continues_text;
+  out.starts_in_think = written.rendered.starts_in_think;
+  out.continues_text = written.rendered.continues_text;
   out.max_tokens = std::min(request.max_tokens.value_or(room), room);
   out.max_seconds = rules.max_seconds;
   if (const std::optional<int32_t> close = tokenizer.id_of("</think>")) {
@@ -166,12 +158,9 @@ ApiResult<GenerationRequest> make_generation(const ChatRequest& request, const T
 ApiResult<size_t> count_prompt(const ChatRequest& request, const ServedModel& model) {
   PromptRules rules = rules_of(model);
   rules.context = std::numeric_limits<uint32_t>::max();  // however many
-  const ApiResult<WrittenPrompt> written = write_prompt(request, rules);
-  if (!written) {
-    return tl::unexpected<ApiError>(written.error());
-  }
+  LILY_TRY(const WrittenPrompt written, write_prompt(request, rules));
   uint32_t recalled = 0;
-  return tokens_of(*written, request, *model.tokenizer, rules, recalled).ids.size();
+  return tokens_of(written, request, *model.tokenizer, rules, recalled).ids.size();
 }
 
 }  // namespace lily

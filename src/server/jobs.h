@@ -35,6 +35,9 @@ ApiResult<size_t> count_prompt(const ChatRequest& request, const ServedModel& mo
 ApiResult<RenderedPrompt> render_prompt(const ChatRequest& request, const PromptRules& rules = {});
 PromptRules rules_of(const ServedModel& model);
 
+// Fails where a biased token is not in the vocabulary.
+ApiResult<void> check_bias(const std::vector<LogitBias>& biases, uint32_t vocab);
+
 // Sampling of `request`, each absent field from `defaults`, the seed from the system's random source.
 Sampling resolve_sampling(const ChatRequest& request, const GenerationConfig& defaults);
 

@@ -62,7 +62,6 @@ bool is_bool(const json::value& value) { return value.is_bool(); }
 bool is_string(const json::value& value) { return value.is_string(); }
 bool is_number(const json::value& value) { return value.is_number() || big_integer(value); }
 bool is_array(const json::value& value) { return value.is_array(); }
-bool is_object(const json::value& value) { return value.is_object() && !big_integer(value); }
 
 double as_double(const json::value& value) {
   if (const std::optional<std::string_view> digits = big_integer(value)) {
@@ -92,13 +91,23 @@ ApiResult<json::value> parse_body(std::string_view text) {
   }
   if (!value) {
     const size_t invalid = first_invalid(text);
-    return tl::unexpected<ApiError>(
+    return fail(
         bad_field("", text.empty() ? "The body of the request is empty; expected a JSON object."
                       : invalid < text.size()
                           ? fmt::format("The body of the request is not valid UTF-8 at byte {}.", invalid)
                           : fmt::format("The body of the request is {}.", value.error().message)));
   }
   return std::move(*value);
+}
+
+bool is_object(const json::value& value) { return value.is_object() && !big_integer(value); }
+
+ApiResult<const json::object*> body_object(const json::value& body) {
+  if (!is_object(body)) {
+    return fail(bad_field(
+        "", fmt::format("The body of the request must be a JSON object, not {}.", json_kind(body))));
+  }
+  return &body.get_object();
 }
 
 std::string_view json_kind(const json::value& value) {
@@ -119,10 +128,6 @@ std::string_view json_kind(const json::value& value) {
       return big_integer(value) ? "a number" : "an object";
   }
   return "unknown";
-}
-
-void Faults::add(std::string param, std::string message) {
-  add(bad_field(std::move(param), std::move(message)));
 }
 
 void Faults::add(ApiError error) {
@@ -147,7 +152,7 @@ const json::value* Fields::expect(std::string_view key, bool (*is_kind)(const js
                                   std::string_view kind) const {
   const json::value* value = find(key);
   if (value != nullptr && !is_kind(*value)) {
-    faults_.add(path(key), fmt::format("'{}' must be {}, not {}.", path(key), kind, json_kind(*value)));
+    fault(key, "must be {}, not {}.", kind, json_kind(*value));
     return nullptr;
   }
   return value;
@@ -163,8 +168,7 @@ std::optional<std::string> Fields::string(std::string_view key) const {
   if (value == nullptr) {
     return std::nullopt;
   }
-  const json::string& text = value->get_string();
-  return std::string(text.data(), text.size());
+  return std::string(view(value->get_string()));
 }
 
 std::optional<double> Fields::number(std::string_view key, Range range) const {
@@ -174,9 +178,8 @@ std::optional<double> Fields::number(std::string_view key, Range range) const {
   }
   const double number = as_double(*value);
   if (!(range.above_low ? number > range.low : number >= range.low) || number > range.high) {
-    faults_.add(path(key),
-                fmt::format("'{}' must be {} {} and at most {}, not {}.", path(key),
-                            range.above_low ? "above" : "at least", range.low, range.high, number));
+    fault(key, "must be {} {} and at most {}, not {}.", range.above_low ? "above" : "at least", range.low,
+          range.high, number);
     return std::nullopt;
   }
   return number;
@@ -189,14 +192,15 @@ std::optional<int64_t> Fields::integer(std::string_view key, Range range) const 
   }
   const double number = as_double(*value);
   if (!big_integer(*value) && (!std::isfinite(number) || number != std::floor(number))) {
-    faults_.add(path(key), fmt::format("'{}' must be an integer, not {}.", path(key), number));
+    fault(key, "must be an integer, not {}.", number);
     return std::nullopt;
   }
   if (number < range.low || number > range.high) {
-    faults_.add(path(key), std::isfinite(range.high) ? fmt::format("'{}' must be from {} to {}, not {}.",
-                                                                   path(key), range.low, range.high, number)
-                                                     : fmt::format("'{}' must be at least {}, not {}.",
-                                                                   path(key), range.low, number));
+    if (std::isfinite(range.high)) {
+      fault(key, "must be from {} to {}, not {}.", range.low, range.high, number);
+    } else {
+      fault(key, "must be at least {}, not {}.", range.low, number);
+    }
     return std::nullopt;
   }
   if (value->is_int64()) {
@@ -217,6 +221,31 @@ const json::array* Fields::array(std::string_view key) const {
 const json::object* Fields::object(std::string_view key) const {
   const json::value* value = expect(key, is_object, "an object");
   return value == nullptr ? nullptr : &value->get_object();
+}
+
+std::string Fields::required_string(std::string_view key) const {
+  const std::optional<std::string> text = string(key);
+  if (!text) {
+    fault(key, "is missing; expected a string.");
+  }
+  return text.value_or("");
+}
+
+const json::array* Fields::required_array(std::string_view key) const {
+  const json::array* found = array(key);
+  if (found == nullptr || found->empty()) {
+    fault(key, "is {}; expected an array with at least one entry.", found == nullptr ? "missing" : "empty");
+  }
+  return found;
+}
+
+const json::object& Fields::required_object(std::string_view key) const {
+  static const json::object kNone;
+  const json::object* found = object(key);
+  if (found == nullptr) {
+    fault(key, "is missing; expected an object.");
+  }
+  return found == nullptr ? kNone : *found;
 }
 
 }  // namespace lily

@@ -51,17 +51,11 @@ class MessagesDoor final : public Door {
   const std::string& id() const override { return id_; }
 
   ApiResult<PreparedRequest> prepare(const json::value& body, const ServedModel& model) override {
-    const ApiResult<ChatRequest> request = parse_messages_request(body);
-    if (!request) {
-      return tl::unexpected<ApiError>(request.error());
-    }
-    ApiResult<GenerationRequest> made = make_generation(*request, model);
-    if (!made) {
-      return tl::unexpected<ApiError>(made.error());
-    }
-    model_ = request->model.empty() ? model.name : request->model;
-    prompt_tokens_ = static_cast<uint32_t>(made->prompt.size());
-    return PreparedRequest{std::move(*made), request->stream};
+    LILY_TRY(const ChatRequest request, parse_messages_request(body));
+    LILY_TRY(GenerationRequest made, make_generation(request, model));
+    model_ = request.model.empty() ? model.name : request.model;
+    prompt_tokens_ = static_cast<uint32_t>(made.prompt.size());
+    return PreparedRequest{std::move(made), request.stream};
   }
   void started(const PromptReuse& reuse) override { cached_tokens_ = reuse.cached; }
 
@@ -93,8 +87,8 @@ class MessagesDoor final : public Door {
 json::object thinking_block(std::string_view text, std::string_view signature) {
   json::object block;
   block["type"] = "thinking";
-  block["thinking"] = json::string(text.data(), text.size());
-  block["signature"] = json::string(signature.data(), signature.size());
+  block["thinking"] = json_text(text);
+  block["signature"] = json_text(signature);
   return block;
 }
 
@@ -141,7 +135,7 @@ std::string MessagesDoor::whole(const Answer& answer, const Finished& finished) 
   }
   json::object out = message_json(std::move(content));
   const std::string_view reason = stop_reason(finished);
-  out["stop_reason"] = json::string(reason.data(), reason.size());
+  out["stop_reason"] = json_text(reason);
   out["stop_sequence"] = stop_sequence(finished);
   const Usage& usage = finished.usage;
   out["usage"] = usage_json(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens);
@@ -226,7 +220,7 @@ std::string MessagesDoor::stream_end(const Finished& finished) {
   const std::string_view reason = stop_reason(finished);
   const Usage& usage = finished.usage;
   json::object delta;
-  delta["stop_reason"] = json::string(reason.data(), reason.size());
+  delta["stop_reason"] = json_text(reason);
   delta["stop_sequence"] = stop_sequence(finished);
   json::object out;
   out["type"] = "message_delta";
@@ -260,23 +254,17 @@ std::string_view error_type(const ApiError& error) {
 std::shared_ptr<Door> make_messages_door() { return std::make_shared<MessagesDoor>(); }
 
 ApiResult<std::string> count_message_tokens(const json::value& body, const ServedModel& model) {
-  const ApiResult<ChatRequest> request = parse_messages_request(body);
-  if (!request) {
-    return tl::unexpected<ApiError>(request.error());
-  }
-  const ApiResult<size_t> tokens = count_prompt(*request, model);
-  if (!tokens) {
-    return tl::unexpected<ApiError>(tokens.error());
-  }
+  LILY_TRY(const ChatRequest request, parse_messages_request(body));
+  LILY_TRY(const size_t tokens, count_prompt(request, model));
   json::object out;
-  out["input_tokens"] = *tokens;
+  out["input_tokens"] = tokens;
   return serialize_json(out);
 }
 
 std::string anthropic_error_json(const ApiError& error) {
   json::object inner;
   const std::string_view type = error_type(error);
-  inner["type"] = json::string(type.data(), type.size());
+  inner["type"] = json_text(type);
   inner["message"] =
       error.code == "context_length_exceeded"
           ? fmt::format("prompt is too long: {} tokens > {} maximum", error.prompt_tokens, error.context)

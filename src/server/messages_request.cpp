@@ -2,23 +2,13 @@
 
 #include <boost/json/array.hpp>
 
+#include "server/chat_messages.h"
 #include "server/translation.h"
 
 namespace lily {
 namespace {
 
 namespace json = boost::json;
-
-std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
-std::string at(std::string_view path, size_t index) { return fmt::format("{}[{}]", path, index); }
-
-bool starts_with(std::string_view text, std::string_view prefix) {
-  return text.substr(0, prefix.size()) == prefix;
-}
-
-bool ends_with(std::string_view text, std::string_view suffix) {
-  return text.size() >= suffix.size() && text.substr(text.size() - suffix.size()) == suffix;
-}
 
 // What Claude Code puts first changes with every request, and nothing after it could be kept.
 constexpr std::string_view kClientHeader = "x-anthropic-";
@@ -31,14 +21,6 @@ struct Turn {
   json::array results;  // tool messages, and the user's text between them, in order
 };
 
-std::string text_of(const Fields& block, std::string_view key) {
-  std::optional<std::string> text = block.string(key);
-  if (!text && !block.faults().any()) {
-    block.faults().add(block.path(key), fmt::format("'{}' is missing; expected a string.", block.path(key)));
-  }
-  return text.value_or("");
-}
-
 // `content`: a string or blocks, each given to `take` with its type. Anything else is a fault.
 template <class Take>
 void for_each_block(const json::value& content, const std::string& path, Faults& faults, const Take& take) {
@@ -48,8 +30,7 @@ void for_each_block(const json::value& content, const std::string& path, Faults&
     return;
   }
   if (!content.is_array()) {
-    faults.add(path,
-               fmt::format("'{}' must be a string or an array of blocks, not {}.", path, json_kind(content)));
+    faults.about(path, "must be a string or an array of blocks, not {}.", json_kind(content));
     return;
   }
   const json::array& blocks = content.get_array();
@@ -60,12 +41,12 @@ void for_each_block(const json::value& content, const std::string& path, Faults&
       take(Fields(block, here, faults), "text", here);
       continue;
     }
-    if (!blocks[i].is_object()) {
-      faults.add(here, fmt::format("'{}' must be a block (an object), not {}.", here, json_kind(blocks[i])));
+    if (!is_object(blocks[i])) {
+      faults.about(here, "must be a block (an object), not {}.", json_kind(blocks[i]));
       return;
     }
     const Fields block(blocks[i].get_object(), here, faults);
-    const std::string type = text_of(block, "type");
+    const std::string type = block.required_string("type");
     if (!faults.any()) {
       take(block, type, here);
     }
@@ -73,7 +54,7 @@ void for_each_block(const json::value& content, const std::string& path, Faults&
 }
 
 void not_text(const std::string& path, std::string_view type, Faults& faults) {
-  faults.add(path, fmt::format("'{}' is of type '{}': this server reads text only.", path, type));
+  faults.about(path, "is of type '{}': this server reads text only.", type);
 }
 
 // The text of a document that is text; false: it is something else.
@@ -85,7 +66,7 @@ bool add_document(const Fields& block, json::array& parts) {
   const Fields fields(*source, block.path("source"), block.faults());
   const std::string type = fields.string("type").value_or("");
   if (type == "text") {
-    parts.emplace_back(text_part(text_of(fields, "data")));
+    parts.emplace_back(text_part(fields.required_string("data")));
     return true;
   }
   const json::value* content = type == "content" ? fields.find("content") : nullptr;
@@ -95,7 +76,7 @@ bool add_document(const Fields& block, json::array& parts) {
   for_each_block(*content, fields.path("content"), block.faults(),
                  [&](const Fields& inner, std::string_view kind, const std::string& path) {
                    if (kind == "text") {
-                     parts.emplace_back(text_part(text_of(inner, "text")));
+                     parts.emplace_back(text_part(inner.required_string("text")));
                    } else {
                      not_text(path, kind, inner.faults());
                    }
@@ -110,7 +91,7 @@ void add_search_result(const Fields& block, json::array& parts) {
     for_each_block(*content, block.path("content"), block.faults(),
                    [&](const Fields& inner, std::string_view kind, const std::string&) {
                      if (kind == "text") {
-                       parts.emplace_back(text_part(text_of(inner, "text")));
+                       parts.emplace_back(text_part(inner.required_string("text")));
                      }
                    });
   }
@@ -127,7 +108,7 @@ json::array result_parts(const Fields& block) {
   for_each_block(*content, block.path("content"), block.faults(),
                  [&](const Fields& inner, std::string_view type, const std::string&) {
                    if (type == "text") {
-                     parts.emplace_back(text_part(text_of(inner, "text")));
+                     parts.emplace_back(text_part(inner.required_string("text")));
                    } else if (type == "search_result") {
                      add_search_result(inner, parts);
                    } else if (type == "tool_reference") {
@@ -150,18 +131,15 @@ void take_block(const Fields& block, std::string_view type, const std::string& p
                 Turn& turn) {
   Faults& faults = block.faults();
   if (type == "text") {
-    std::string text = text_of(block, "text");
-    if (role != "system" || !starts_with(text, kClientHeader)) {
+    std::string text = block.required_string("text");
+    if (role != "system" || !text.starts_with(kClientHeader)) {
       turn.parts.emplace_back(text_part(text));
     }
   } else if (type == "thinking") {
-    turn.reasoning += text_of(block, "thinking");
+    turn.reasoning += block.required_string("thinking");
   } else if (type == "tool_use") {
-    const std::string name = text_of(block, "name");
-    if (name.empty() && !faults.any()) {
-      faults.add(block.path("name"), fmt::format("'{}' is empty.", block.path("name")));
-    }
-    turn.calls.emplace_back(function_call(block.string("id").value_or(""), name, block.find("input")));
+    turn.calls.emplace_back(
+        function_call(block.string("id").value_or(""), function_name(block), block.find("input")));
   } else if (type == "tool_result") {
     flush_text(role, turn);
     json::object result = chat_message("tool", result_parts(block));
@@ -176,11 +154,10 @@ void take_block(const Fields& block, std::string_view type, const std::string& p
   } else if (type == "image" || type == "container_upload") {
     not_text(path, type, faults);
   } else if (type == "redacted_thinking" || type == "server_tool_use" || type == "mcp_tool_use" ||
-             type == "compaction" || ends_with(type, "_tool_result")) {
+             type == "compaction" || type.ends_with("_tool_result")) {
     // Of tools that run at Anthropic's: none does here.
   } else {
-    faults.add(block.path("type"), fmt::format("'{}' is '{}', which is no block that this server knows.",
-                                               block.path("type"), type));
+    block.fault("type", "is '{}', which is no block that this server knows.", type);
   }
 }
 
@@ -192,9 +169,7 @@ void add_turn(const Fields& message, std::string_view role, json::array& message
                      take_block(block, type, path, role, turn);
                    });
   } else {
-    message.faults().add(
-        message.path("content"),
-        fmt::format("'{}' is missing; expected a string or an array of blocks.", message.path("content")));
+    message.fault("content", "is missing; expected a string or an array of blocks.");
   }
   if (role == "assistant") {
     json::object out = chat_message(role, std::move(turn.parts));
@@ -229,8 +204,8 @@ void add_system(const Fields& fields, json::array& messages) {
                      not_text(path, type, fields.faults());
                      return;
                    }
-                   const std::string text = text_of(block, "text");
-                   if (!starts_with(text, kClientHeader) && !text.empty()) {
+                   const std::string text = block.required_string("text");
+                   if (!text.starts_with(kClientHeader) && !text.empty()) {
                      messages.emplace_back(chat_message("system", json::string(text)));
                    }
                  });
@@ -239,55 +214,24 @@ void add_system(const Fields& fields, json::array& messages) {
 json::array chat_messages(const Fields& fields) {
   json::array out;
   add_system(fields, out);
-  const json::array* messages = fields.array("messages");
-  Faults& faults = fields.faults();
-  if ((messages == nullptr || messages->empty()) && !faults.any()) {
-    faults.add("messages", messages == nullptr ? "'messages' is missing; expected an array of messages."
-                                               : "'messages' is empty; expected at least one message.");
-  }
-  for (size_t i = 0; messages != nullptr && i < messages->size() && !faults.any(); ++i) {
-    const std::string path = at("messages", i);
-    if (!(*messages)[i].is_object()) {
-      faults.add(path, fmt::format("'{}' must be an object, not {}.", path, json_kind((*messages)[i])));
-      break;
-    }
-    const Fields message((*messages)[i].get_object(), path, faults);
-    const std::string role = text_of(message, "role");
-    if (!faults.any() && role != "user" && role != "assistant" && role != "system") {
-      faults.add(message.path("role"), fmt::format("'{}' is '{}'; expected user, assistant or system.",
-                                                   message.path("role"), role));
+  for_each_object(fields.required_array("messages"), "messages", fields.faults(), [&](const Fields& message) {
+    const std::string role = message.required_string("role");
+    if (role != "user" && role != "assistant" && role != "system") {
+      message.fault("role", "is '{}'; expected user, assistant or system.", role);
     }
     add_turn(message, role, out);
-  }
+  });
   return out;
 }
 
 // Tools of another type than `custom` run at Anthropic's, or are known to its models alone.
 json::array chat_tools(const Fields& fields) {
   json::array out;
-  const json::array* tools = fields.array("tools");
-  Faults& faults = fields.faults();
-  for (size_t i = 0; tools != nullptr && i < tools->size() && !faults.any(); ++i) {
-    const std::string path = at("tools", i);
-    if (!(*tools)[i].is_object()) {
-      faults.add(path, fmt::format("'{}' must be an object, not {}.", path, json_kind((*tools)[i])));
-      break;
+  for_each_object(fields.array("tools"), "tools", fields.faults(), [&](const Fields& tool) {
+    if (tool.string("type").value_or("custom") == "custom") {
+      out.emplace_back(function_tool(function_name(tool), tool, "input_schema"));
     }
-    const Fields tool((*tools)[i].get_object(), path, faults);
-    const std::optional<std::string> type = tool.string("type");
-    if (type && *type != "custom") {
-      continue;
-    }
-    const std::string name = text_of(tool, "name");
-    if (name.empty() && !faults.any()) {
-      faults.add(tool.path("name"), fmt::format("'{}' is empty.", tool.path("name")));
-    }
-    const std::optional<std::string> description = tool.string("description");
-    const json::object* schema = tool.object("input_schema");
-    out.emplace_back(function_tool(json::string(name),
-                                   description ? json::value(*description) : json::value(nullptr),
-                                   schema != nullptr ? json::value(*schema) : json::value(nullptr)));
-  }
+  });
   return out;
 }
 
@@ -297,7 +241,7 @@ void translate_choice(const Fields& fields, json::object& out) {
     return;
   }
   const Fields choice(*object, "tool_choice", fields.faults());
-  const std::string type = text_of(choice, "type");
+  const std::string type = choice.required_string("type");
   if (choice.boolean("disable_parallel_tool_use").value_or(false)) {
     out["parallel_tool_calls"] = false;
   }
@@ -307,11 +251,10 @@ void translate_choice(const Fields& fields, json::object& out) {
     out["tool_choice"] = "required";
   } else if (type == "tool") {
     json::object function;
-    function["name"] = text_of(choice, "name");
+    function["name"] = choice.required_string("name");
     out["tool_choice"] = json::object{{"type", "function"}, {"function", std::move(function)}};
-  } else if (!fields.faults().any()) {
-    fields.faults().add("tool_choice.type",
-                        fmt::format("'tool_choice.type' is '{}'; expected auto, any, tool or none.", type));
+  } else {
+    choice.fault("type", "is '{}'; expected auto, any, tool or none.", type);
   }
 }
 
@@ -321,17 +264,14 @@ void translate_thinking(const Fields& fields, json::object& out) {
   std::string type = "disabled";
   if (object != nullptr) {
     const Fields thinking(*object, "thinking", fields.faults());
-    type = text_of(thinking, "type");
+    type = thinking.required_string("type");
     const std::optional<int64_t> budget = thinking.integer("budget_tokens", {0, 1e9});
     if (budget && type == "enabled") {
       out["thinking_budget"] = *budget;
     }
   }
-  if (type != "enabled" && type != "disabled" && type != "adaptive" && type != "between_tools" &&
-      !fields.faults().any()) {
-    fields.faults().add(
-        "thinking.type",
-        fmt::format("'thinking.type' is '{}'; expected enabled, adaptive or disabled.", type));
+  if (type != "enabled" && type != "disabled" && type != "adaptive" && type != "between_tools") {
+    fields.faults().about("thinking.type", "is '{}'; expected enabled, adaptive or disabled.", type);
   }
   if (object != nullptr || !out.contains("enable_thinking")) {
     out["enable_thinking"] = type != "disabled";
@@ -353,7 +293,7 @@ void translate_format(const Fields& fields, json::object& out) {
     return;
   }
   const Fields inner(*format, path, fields.faults());
-  const std::string type = text_of(inner, "type");
+  const std::string type = inner.required_string("type");
   json::object wanted;
   wanted["type"] = json::string(type);
   if (const json::object* schema = inner.object("schema")) {
@@ -374,16 +314,12 @@ void translate_effort(const Fields& fields, json::object& out) {
 }  // namespace
 
 ApiResult<json::object> chat_body_of_messages(const json::value& body) {
-  if (!body.is_object()) {
-    return tl::unexpected<ApiError>(bad_field(
-        "", fmt::format("The body of the request must be a JSON object, not {}.", json_kind(body))));
-  }
+  LILY_TRY(const json::object* given, body_object(body));
   Faults faults;
-  const json::object& given = body.get_object();
-  const Fields fields(given, "", faults);
+  const Fields fields(*given, "", faults);
   json::object out;
-  copy_shared_fields(given, out);
-  copy_fields(given, {"max_tokens"}, out);
+  copy_shared_fields(*given, out);
+  copy_fields(*given, {"max_tokens"}, out);
   out["messages"] = chat_messages(fields);
   json::array tools = chat_tools(fields);
   if (!tools.empty()) {
@@ -396,24 +332,17 @@ ApiResult<json::object> chat_body_of_messages(const json::value& body) {
   translate_thinking(fields, out);
   translate_format(fields, out);
   translate_effort(fields, out);
-  if (faults.any()) {
-    return tl::unexpected<ApiError>(faults.first());
-  }
+  LILY_TRY_VOID(faults.result());
   return out;
 }
 
 ApiResult<ChatRequest> parse_messages_request(const json::value& body) {
-  ApiResult<json::object> chat = chat_body_of_messages(body);
-  if (!chat) {
-    return tl::unexpected<ApiError>(chat.error());
-  }
-  ApiResult<ChatRequest> request = parse_chat_request(json::value(std::move(*chat)));
+  LILY_TRY(json::object chat, chat_body_of_messages(body));
+  ApiResult<ChatRequest> request = parse_chat_request(json::value(std::move(chat)));
   if (!request) {
-    ApiError error = request.error();
-    rename_fields(error, {{"stop", "stop_sequences"},
-                          {"response_format", "output_config.format"},
-                          {"reasoning_effort", "output_config.effort"}});
-    return tl::unexpected<ApiError>(std::move(error));
+    rename_fields(request.error(), {{"stop", "stop_sequences"},
+                                    {"response_format", "output_config.format"},
+                                    {"reasoning_effort", "output_config.effort"}});
   }
   return request;
 }

@@ -81,6 +81,10 @@ std::string completion_json(const AnswerHead& head, const Answer& answer, const 
 boost::json::object usage_json(const Usage& usage);
 // As llama.cpp's server has them: milliseconds, tokens and rates of prompt and answer.
 boost::json::object timings_json(const Usage& usage);
+// The bytes of a token as text: U+FFFD where they are a part of a character.
+std::string token_text(const TokenInfo::Choice& choice);
+// JSON has no word for -infinity.
+double json_logprob(const TokenInfo::Choice& choice);
 // {"token", "logprob", "bytes", "top_logprobs"} of each.
 boost::json::array tokens_json(const std::vector<TokenInfo>& tokens);
 

@@ -32,8 +32,7 @@ std::optional<uint32_t> parse_max_tokens(const Fields& fields) {
       continue;
     }
     if (*value == 0) {
-      fields.faults().add(fields.path(key), fmt::format("'{}' must be at least 1, or -1 for no limit, not 0.",
-                                                        fields.path(key)));
+      fields.fault(key, "must be at least 1, or -1 for no limit, not 0.");
     } else if (*value > 0 && !result) {
       result = static_cast<uint32_t>(std::min<int64_t>(*value, Limits::kMaxContext));
     }
@@ -76,8 +75,8 @@ void parse_logit_bias(const Fields& fields, ChatRequest& request) {
     return;
   }
   if (object->size() > Limits::kMaxLogitBias) {
-    fields.faults().add("logit_bias", fmt::format("'logit_bias' has {} entries; at most {} are allowed.",
-                                                  object->size(), Limits::kMaxLogitBias));
+    fields.fault("logit_bias", "has {} entries; at most {} are allowed.", object->size(),
+                 Limits::kMaxLogitBias);
     return;
   }
   const Fields biases(*object, "logit_bias", fields.faults());
@@ -86,8 +85,7 @@ void parse_logit_bias(const Fields& fields, ChatRequest& request) {
     int32_t token = -1;
     const std::from_chars_result parsed = std::from_chars(key.data(), key.data() + key.size(), token);
     if (parsed.ec != std::errc() || parsed.ptr != key.data() + key.size() || token < 0) {
-      fields.faults().add(biases.path(key),
-                          fmt::format("'logit_bias' has the key '{}'; expected a token id.", key));
+      biases.fault(key, "is not named after a token; expected a token id.");
       return;
     }
     const std::optional<double> bias = biases.number(key, {-100, 100});
@@ -99,13 +97,12 @@ void parse_logit_bias(const Fields& fields, ChatRequest& request) {
 
 void add_stop(const json::value& value, const std::string& path, ChatRequest& request, Faults& faults) {
   if (!value.is_string()) {
-    faults.add(path, fmt::format("'{}' must be a string, not {}.", path, json_kind(value)));
+    faults.about(path, "must be a string, not {}.", json_kind(value));
     return;
   }
   const json::string& text = value.get_string();
   if (text.size() > Limits::kMaxStopBytes) {
-    faults.add(path, fmt::format("'{}' has {} bytes; at most {} are allowed.", path, text.size(),
-                                 Limits::kMaxStopBytes));
+    faults.about(path, "has {} bytes; at most {} are allowed.", text.size(), Limits::kMaxStopBytes);
   } else if (!text.empty()) {  // clients with an empty box for it send ""
     request.stop.emplace_back(text.data(), text.size());
   }
@@ -118,8 +115,7 @@ void parse_stop(const Fields& fields, ChatRequest& request) {
   }
   if (!stop->is_array()) {
     if (!stop->is_string()) {
-      fields.faults().add(
-          "stop", fmt::format("'stop' must be a string or an array of strings, not {}.", json_kind(*stop)));
+      fields.fault("stop", "must be a string or an array of strings, not {}.", json_kind(*stop));
       return;
     }
     add_stop(*stop, "stop", request, fields.faults());
@@ -127,12 +123,11 @@ void parse_stop(const Fields& fields, ChatRequest& request) {
   }
   const json::array& array = stop->get_array();
   if (array.size() > Limits::kMaxStopStrings) {
-    fields.faults().add("stop", fmt::format("'stop' has {} strings; at most {} are allowed.", array.size(),
-                                            Limits::kMaxStopStrings));
+    fields.fault("stop", "has {} strings; at most {} are allowed.", array.size(), Limits::kMaxStopStrings);
     return;
   }
   for (size_t i = 0; i < array.size(); ++i) {
-    add_stop(array[i], fmt::format("stop[{}]", i), request, fields.faults());
+    add_stop(array[i], at("stop", i), request, fields.faults());
   }
 }
 
@@ -142,7 +137,7 @@ void parse_logprobs(const Fields& fields, ChatRequest& request) {
   if (logprobs.value_or(false)) {
     request.logprobs = static_cast<uint32_t>(top.value_or(0));
   } else if (top.value_or(0) > 0) {
-    fields.faults().add("top_logprobs", "'top_logprobs' needs 'logprobs' to be true.");
+    fields.fault("top_logprobs", "needs 'logprobs' to be true.");
   }
 }
 
@@ -160,11 +155,10 @@ void parse_effort(const Fields& fields, ChatRequest& request) {
     const auto effort = std::find_if(std::begin(kEfforts), std::end(kEfforts),
                                      [&](const Effort& known) { return known.name == *word; });
     if (effort == std::end(kEfforts)) {
-      fields.faults().add(
-          "reasoning_effort",
-          fmt::format("'reasoning_effort' is '{}'; expected none, minimal, low, medium, high, "
-                      "xhigh or max.",
-                      *word));
+      fields.fault("reasoning_effort",
+                   "is '{}'; expected none, minimal, low, medium, high, "
+                   "xhigh or max.",
+                   *word);
     } else if (effort->name == "none") {
       request.enable_thinking = request.enable_thinking.value_or(false);
     } else if (effort->budget > 0) {
@@ -210,15 +204,15 @@ void parse_thinking(const Fields& fields, ChatRequest& request) {
   parse_effort(fields, request);
 }
 
+constexpr std::string_view kNotYet = "needs constrained decoding, which this server does not have yet";
+
 // What other servers take to bind the answer to a form. Ignored, it would give free text to who asked for
 // more.
 void refuse_constraints(const Fields& fields) {
   for (const std::string_view key : kConstraints) {
     const json::value* value = fields.find(key);
     if (value != nullptr && *value != "") {
-      fields.faults().add(
-          std::string(key),
-          fmt::format("'{}' needs constrained decoding, which this server does not have yet.", key));
+      fields.fault(key, "{}.", kNotYet);
     }
   }
 }
@@ -234,22 +228,16 @@ void parse_response_format(const Fields& fields) {
     return;
   }
   if (type && (*type == "json_object" || *type == "json_schema")) {
-    fields.faults().add(
-        "response_format",
-        fmt::format("'response_format' of type '{}' needs constrained decoding, which this server "
-                    "does not have yet.",
-                    *type));
+    fields.fault("response_format", "of type '{}' {}.", *type, kNotYet);
     return;
   }
-  fields.faults().add("response_format.type", fmt::format("'response_format.type' is {}; expected 'text', "
-                                                          "'json_object' or 'json_schema'.",
-                                                          type ? "'" + *type + "'" : std::string("missing")));
+  inner.fault("type", "is {}; expected 'text', 'json_object' or 'json_schema'.",
+              type ? "'" + *type + "'" : "missing");
 }
 
 bool declares(const json::array& tools, std::string_view name) {
-  return std::any_of(tools.begin(), tools.end(), [name](const json::value& tool) {
-    const json::string& declared = tool.get_object().at("function").get_object().at("name").get_string();
-    return std::string_view(declared.data(), declared.size()) == name;
+  return std::ranges::any_of(tools, [name](const json::value& tool) {
+    return view(tool.at("function").at("name").get_string()) == name;
   });
 }
 
@@ -257,19 +245,11 @@ bool declares(const json::array& tools, std::string_view name) {
 // is not one.
 std::string chosen_tool(const Fields& fields, std::string_view key, const json::object& choice) {
   const Fields outer(choice, std::string(key), fields.faults());
-  const bool legacy = key == "function_call";
-  const json::object* function = legacy ? &choice : outer.object("function");
-  if (function == nullptr) {
-    fields.faults().add(outer.path("function"),
-                        fmt::format("'{}' is missing; expected an object.", outer.path("function")));
-    return {};
+  if (key == "function_call") {
+    return outer.required_string("name");
   }
-  const Fields inner(*function, legacy ? std::string(key) : outer.path("function"), fields.faults());
-  const std::optional<std::string> name = inner.string("name");
-  if (!name) {
-    fields.faults().add(inner.path("name"), fmt::format("'{}' is missing.", inner.path("name")));
-  }
-  return name.value_or("");
+  const Fields function(outer.required_object("function"), outer.path("function"), fields.faults());
+  return function.required_string("name");
 }
 
 // `key`: tool_choice, or function_call beside `functions`.
@@ -278,34 +258,28 @@ void parse_tool_choice(const Fields& fields, std::string_view key, ChatRequest& 
   if (choice == nullptr) {
     return;
   }
-  const std::string param(key);
-  constexpr std::string_view kNotYet = "needs constrained decoding, which this server does not have yet";
   if (choice->is_string()) {
-    const json::string& word = choice->get_string();
+    const std::string_view word = view(choice->get_string());
     if (word == "none") {
       request.conversation.tools.clear();  // a model that does not know of tools does not call them
       request.calls = GenerationRequest::Calls::dropped;  // unless it saw calls earlier in the conversation
     } else if (word == "required") {
-      fields.faults().add(param, fmt::format("'{}' 'required' {}.", key, kNotYet));
+      fields.fault(key, "'required' {}.", kNotYet);
     } else if (word != "auto") {
-      fields.faults().add(param, fmt::format("'{}' is '{}'; expected 'auto', 'none', 'required' "
-                                             "or a function.",
-                                             key, std::string_view(word.data(), word.size())));
+      fields.fault(key, "is '{}'; expected 'auto', 'none', 'required' or a function.", word);
     }
     return;
   }
-  if (!choice->is_object()) {
-    fields.faults().add(param,
-                        fmt::format("'{}' must be a string or an object, not {}.", key, json_kind(*choice)));
+  if (!is_object(*choice)) {
+    fields.fault(key, "must be a string or an object, not {}.", json_kind(*choice));
     return;
   }
   const std::string name = chosen_tool(fields, key, choice->get_object());
-  if (fields.faults().any()) {
-    return;
+  if (declares(request.conversation.tools, name)) {
+    fields.fault(key, "of a named function {}.", kNotYet);
+  } else {
+    fields.fault(key, "names '{}', which is not among the tools.", name);
   }
-  fields.faults().add(param, declares(request.conversation.tools, name)
-                                 ? fmt::format("'{}' of a named function {}.", key, kNotYet)
-                                 : fmt::format("'{}' names '{}', which is not among the tools.", key, name));
 }
 
 void parse_tools_fields(const Fields& fields, ChatRequest& request) {
@@ -313,8 +287,7 @@ void parse_tools_fields(const Fields& fields, ChatRequest& request) {
   json::array functions = parse_functions(fields);
   if (!functions.empty()) {
     if (!request.conversation.tools.empty()) {
-      fields.faults().add("functions",
-                          "'functions' and 'tools' are two names of the same: send one of them.");
+      fields.fault("functions", "and 'tools' are two names of the same: send one of them.");
     }
     request.conversation.tools = std::move(functions);
     request.functions = true;
@@ -343,8 +316,7 @@ void parse_continuation(const Fields& fields, ChatRequest& request) {
   const Message& last = request.conversation.messages.back();
   const bool possible = last.role == "assistant" && last.tool_calls.empty();
   if (go_on.value_or(false) && !possible) {
-    fields.faults().add("continue_final_message",
-                        "'continue_final_message' needs the last message to be text of the assistant.");
+    fields.fault("continue_final_message", "needs the last message to be text of the assistant.");
   }
   request.continue_final_message = possible && go_on.value_or(true);
   request.add_generation_prompt = !request.continue_final_message && prompt.value_or(true);
@@ -353,18 +325,13 @@ void parse_continuation(const Fields& fields, ChatRequest& request) {
 }  // namespace
 
 ApiResult<ChatRequest> parse_chat_request(const json::value& body) {
-  if (!body.is_object()) {
-    ApiError error;
-    error.message = fmt::format("The body of the request must be a JSON object, not {}.", json_kind(body));
-    return tl::unexpected<ApiError>(std::move(error));
-  }
+  LILY_TRY(const json::object* given, body_object(body));
   Faults faults;
-  const Fields fields(body.get_object(), "", faults);
+  const Fields fields(*given, "", faults);
   ChatRequest request;
   request.model = fields.string("model").value_or("");
   if (request.model.size() > kMaxModelBytes) {  // it is repeated in every chunk
-    faults.add("model", fmt::format("'model' has {} bytes; at most {} are allowed.", request.model.size(),
-                                    kMaxModelBytes));
+    faults.about("model", "has {} bytes; at most {} are allowed.", request.model.size(), kMaxModelBytes);
   }
   request.conversation.messages = parse_messages(fields);
   parse_tools_fields(fields, request);
@@ -381,15 +348,13 @@ ApiResult<ChatRequest> parse_chat_request(const json::value& body) {
   parse_logprobs(fields, request);
   const std::optional<int64_t> n = fields.integer("n", {-kInfinity, kInfinity});
   if (n && *n != 1) {
-    faults.add("n", fmt::format("'n' must be 1: one answer to a request, not {}.", *n));
+    faults.about("n", "must be 1: one answer to a request, not {}.", *n);
   }
   parse_thinking(fields, request);
   parse_response_format(fields);
   refuse_constraints(fields);
   parse_continuation(fields, request);
-  if (faults.any()) {
-    return tl::unexpected<ApiError>(faults.first());
-  }
+  LILY_TRY_VOID(faults.result());
   return request;
 }
 

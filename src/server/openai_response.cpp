@@ -6,6 +6,7 @@
 #include <cmath>
 #include <iterator>
 
+#include "server/json_fields.h"
 #include "server/openai.h"
 #include "text/detokenizer.h"
 
@@ -14,25 +15,31 @@ namespace {
 
 namespace json = boost::json;
 
-// A token may be a part of a character: `token` has U+FFFD there, `bytes` the truth.
 json::object choice_json(const TokenInfo::Choice& choice) {
-  constexpr double kImpossible = -9999.0;  // OpenAI's, where JSON has no word for -infinity
-  Utf8Stream stream;
-  std::string text = stream.push(choice.bytes);
-  text += stream.flush();
   json::array bytes;
   bytes.reserve(choice.bytes.size());
   for (const char byte : choice.bytes) {
     bytes.emplace_back(static_cast<unsigned>(static_cast<unsigned char>(byte)));
   }
   json::object out;
-  out["token"] = text;
-  out["logprob"] = std::isfinite(choice.logprob) ? choice.logprob : kImpossible;
+  out["token"] = token_text(choice);
+  out["logprob"] = json_logprob(choice);
   out["bytes"] = std::move(bytes);
   return out;
 }
 
 }  // namespace
+
+std::string token_text(const TokenInfo::Choice& choice) {
+  Utf8Stream stream;
+  std::string text = stream.push(choice.bytes);
+  return text + stream.flush();
+}
+
+double json_logprob(const TokenInfo::Choice& choice) {
+  constexpr double kImpossible = -9999.0;  // OpenAI's
+  return std::isfinite(choice.logprob) ? choice.logprob : kImpossible;
+}
 
 json::object usage_json(const Usage& usage) {
   json::object prompt;
@@ -104,7 +111,7 @@ std::string call_id(const AnswerHead& head, uint32_t index) {
 json::object head_json(const AnswerHead& head, std::string_view object) {
   json::object out;
   out["id"] = head.id;
-  out["object"] = json::string(object.data(), object.size());
+  out["object"] = json_text(object);
   out["created"] = head.created;
   out["model"] = head.model;
   out["system_fingerprint"] = "lily";
@@ -178,7 +185,7 @@ json::array calls_json(const AnswerHead& head, const std::vector<ParsedCall>& ca
 json::value reason_json(const AnswerHead& head, FinishReason reason) {
   const bool legacy = head.functions && reason == FinishReason::tool_calls;
   const std::string_view word = legacy ? "function_call" : to_string(reason);
-  return json::string(word.data(), word.size());
+  return json_text(word);
 }
 
 }  // namespace

@@ -94,21 +94,14 @@ class ResponsesDoor final : public Door {
 };
 
 ApiResult<PreparedRequest> ResponsesDoor::prepare(const json::value& body, const ServedModel& model) {
-  ApiResult<ResponsesRequest> translated = translate_responses(body);
-  if (!translated) {
-    return tl::unexpected<ApiError>(translated.error());
-  }
-  request_ = std::move(*translated);
-  const ApiResult<ChatRequest> chat = parse_responses_chat(request_);
-  if (!chat) {
-    return tl::unexpected<ApiError>(chat.error());
-  }
-  ApiResult<GenerationRequest> made = make_generation(*chat, model);
+  LILY_TRY(request_, translate_responses(body));
+  LILY_TRY(const ChatRequest chat, parse_responses_chat(request_));
+  ApiResult<GenerationRequest> made = make_generation(chat, model);
   if (!made) {
-    return tl::unexpected<ApiError>(responses_error(made.error()));
+    return fail(responses_error(made.error()));
   }
-  model_ = chat->model.empty() ? model.name : chat->model;
-  return PreparedRequest{std::move(*made), chat->stream};
+  model_ = chat.model.empty() ? model.name : chat.model;
+  return PreparedRequest{std::move(*made), chat.stream};
 }
 
 json::object ResponsesDoor::response_json(std::string_view status, json::array output) const {
@@ -116,7 +109,7 @@ json::object ResponsesDoor::response_json(std::string_view status, json::array o
   out["id"] = id_;
   out["object"] = "response";
   out["created_at"] = created_;
-  out["status"] = json::string(status.data(), status.size());
+  out["status"] = json_text(status);
   out["background"] = false;
   out["error"] = nullptr;
   out["incomplete_details"] = nullptr;
@@ -235,7 +228,7 @@ std::string ResponsesDoor::whole(const Answer& answer, const Finished& finished)
 
 std::string ResponsesDoor::event(std::string_view type, json::object data) {
   json::object out;
-  out["type"] = json::string(type.data(), type.size());
+  out["type"] = json_text(type);
   out["sequence_number"] = sequence_++;
   for (json::key_value_pair& field : data) {
     out[field.key()] = std::move(field.value());
@@ -393,17 +386,11 @@ std::string ResponsesDoor::stream_keep_alive() {
 std::shared_ptr<Door> make_responses_door() { return std::make_shared<ResponsesDoor>(); }
 
 ApiResult<std::string> count_response_tokens(const json::value& body, const ServedModel& model) {
-  ApiResult<ResponsesRequest> translated = translate_responses(body);
-  if (!translated) {
-    return tl::unexpected<ApiError>(translated.error());
-  }
-  const ApiResult<ChatRequest> request = parse_responses_chat(*translated);
-  if (!request) {
-    return tl::unexpected<ApiError>(request.error());
-  }
-  const ApiResult<size_t> tokens = count_prompt(*request, model);
+  LILY_TRY(ResponsesRequest translated, translate_responses(body));
+  LILY_TRY(const ChatRequest request, parse_responses_chat(translated));
+  const ApiResult<size_t> tokens = count_prompt(request, model);
   if (!tokens) {
-    return tl::unexpected<ApiError>(responses_error(tokens.error()));
+    return fail(responses_error(tokens.error()));
   }
   json::object out;
   out["object"] = "response.input_tokens";

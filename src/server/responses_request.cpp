@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <boost/json/array.hpp>
 
+#include "server/chat_messages.h"
 #include "server/translation.h"
 
 namespace lily {
@@ -10,20 +11,8 @@ namespace {
 
 namespace json = boost::json;
 
-std::string_view view(const json::string& text) { return {text.data(), text.size()}; }
-std::string at(std::string_view path, size_t index) { return fmt::format("{}[{}]", path, index); }
-
-std::string text_of(const Fields& fields, std::string_view key) {
-  std::optional<std::string> text = fields.string(key);
-  if (!text && !fields.faults().any()) {
-    fields.faults().add(fields.path(key),
-                        fmt::format("'{}' is missing; expected a string.", fields.path(key)));
-  }
-  return text.value_or("");
-}
-
 bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+  return std::ranges::find(words, word) != words.end();
 }
 
 // The items of the input become messages: what the model said between two inputs is one message, whose
@@ -32,7 +21,7 @@ class Items {
  public:
   Items(json::array& messages, Faults& faults) : messages_(messages), faults_(faults) {}
 
-  void add(const json::value& value, const std::string& path);
+  void add(const Fields& item);
   void finish() { flush(); }
 
  private:
@@ -70,25 +59,22 @@ void Items::flush() {
 }
 
 void Items::add_part(const Fields& part, bool of_tool, json::array& out) {
-  const std::string type = text_of(part, "type");
+  const std::string type = part.required_string("type");
   if (faults_.any()) {
     return;
   }
   if (is_one_of(type, {"input_text", "output_text", "text", "summary_text", "reasoning_text"})) {
-    out.emplace_back(text_part(text_of(part, "text")));
+    out.emplace_back(text_part(part.required_string("text")));
   } else if (type == "refusal") {
-    out.emplace_back(text_part(text_of(part, "refusal")));
+    out.emplace_back(text_part(part.required_string("refusal")));
   } else if (of_tool) {
     // It came from a program: a refusal would end the conversation for good.
     out.emplace_back(text_part(fmt::format("[{}: this server reads text only]", type)));
   } else if (is_one_of(type,
                        {"input_image", "input_file", "input_audio", "input_video", "computer_screenshot"})) {
-    const std::string path = part.path("type");
-    const std::string whole = path.substr(0, path.size() - 5);
-    faults_.add(whole, fmt::format("'{}' is of type '{}': this server reads text only.", whole, type));
+    faults_.about(part.path(), "is of type '{}': this server reads text only.", type);
   } else {
-    faults_.add(part.path("type"),
-                fmt::format("'{}' is '{}'; expected input_text or output_text.", part.path("type"), type));
+    part.fault("type", "is '{}'; expected input_text or output_text.", type);
   }
 }
 
@@ -104,27 +90,18 @@ json::array Items::parts(const Fields& item, std::string_view key, bool of_tool)
     return out;
   }
   if (!value->is_array()) {
-    faults_.add(path,
-                fmt::format("'{}' must be a string or an array of parts, not {}.", path, json_kind(*value)));
+    faults_.about(path, "must be a string or an array of parts, not {}.", json_kind(*value));
     return out;
   }
-  const json::array& array = value->get_array();
-  for (size_t i = 0; i < array.size() && !faults_.any(); ++i) {
-    const std::string here = at(path, i);
-    if (!array[i].is_object()) {
-      faults_.add(here, fmt::format("'{}' must be a part (an object), not {}.", here, json_kind(array[i])));
-      break;
-    }
-    add_part(Fields(array[i].get_object(), here, faults_), of_tool, out);
-  }
+  for_each_object(&value->get_array(), path, faults_,
+                  [&](const Fields& part) { add_part(part, of_tool, out); });
   return out;
 }
 
 void Items::add_message(const Fields& item) {
-  const std::string role = text_of(item, "role");
-  if (!faults_.any() && !is_one_of(role, {"user", "assistant", "system", "developer"})) {
-    faults_.add(item.path("role"), fmt::format("'{}' is '{}'; expected user, assistant, system or developer.",
-                                               item.path("role"), role));
+  const std::string role = item.required_string("role");
+  if (!is_one_of(role, {"user", "assistant", "system", "developer"})) {
+    item.fault("role", "is '{}'; expected user, assistant, system or developer.", role);
   }
   json::array content = parts(item, "content", false);
   if (role != "assistant") {
@@ -145,7 +122,7 @@ void Items::add_reasoning(const Fields& item) {
   }
   open_ = true;
   const std::string kept = item.string("encrypted_content").value_or("");
-  const bool ours = kept.compare(0, kKeptReasoning.size(), kKeptReasoning) == 0;
+  const bool ours = kept.starts_with(kKeptReasoning);
   json::array text = parts(item, "content", false);
   if (text.empty() && ours) {
     reasoning_ += kept.substr(kKeptReasoning.size());
@@ -160,12 +137,9 @@ void Items::add_reasoning(const Fields& item) {
 }
 
 void Items::add_call(const Fields& item) {
-  std::string name = text_of(item, "name");
+  std::string name = function_name(item);
   if (const std::optional<std::string> space = item.string("namespace")) {
     name = *space + "__" + name;
-  }
-  if (name.empty() && !faults_.any()) {
-    faults_.add(item.path("name"), fmt::format("'{}' is empty.", item.path("name")));
   }
   open_ = true;
   calls_.emplace_back(function_call(item.string("call_id").value_or(""), name, item.find("arguments")));
@@ -178,12 +152,7 @@ void Items::add_output(const Fields& item) {
   messages_.emplace_back(std::move(message));
 }
 
-void Items::add(const json::value& value, const std::string& path) {
-  if (!value.is_object()) {
-    faults_.add(path, fmt::format("'{}' must be an item (an object), not {}.", path, json_kind(value)));
-    return;
-  }
-  const Fields item(value.get_object(), path, faults_);
+void Items::add(const Fields& item) {
   const std::string type = item.string("type").value_or(item.find("role") != nullptr ? "message" : "");
   if (type == "message") {
     add_message(item);
@@ -194,9 +163,9 @@ void Items::add(const json::value& value, const std::string& path) {
   } else if (type == "function_call_output") {
     add_output(item);
   } else if (type == "item_reference") {
-    faults_.add(path, fmt::format("'{}' refers to an item, but this server stores none.", path));
-  } else if (type.empty() && !faults_.any()) {
-    faults_.add(item.path("type"), fmt::format("'{}' is missing.", item.path("type")));
+    faults_.about(item.path(), "refers to an item, but this server stores none.");
+  } else if (type.empty()) {
+    item.fault("type", "is missing.");
   }
   // Items of tools that this server ignores are ignored with them.
 }
@@ -210,23 +179,18 @@ json::array messages_of(const Fields& fields) {
   }
   const json::value* input = fields.find("input");
   if (input == nullptr) {
-    if (!fields.faults().any()) {
-      fields.faults().add("input", "'input' is missing; expected a string or an array of items.");
-    }
+    fields.fault("input", "is missing; expected a string or an array of items.");
   } else if (input->is_string()) {
     if (!input->get_string().empty()) {
       out.emplace_back(chat_message("user", input->get_string()));
     }
   } else if (input->is_array()) {
-    const json::array& array = input->get_array();
     Items items(out, fields.faults());
-    for (size_t i = 0; i < array.size() && !fields.faults().any(); ++i) {
-      items.add(array[i], at("input", i));
-    }
+    for_each_object(&input->get_array(), "input", fields.faults(),
+                    [&](const Fields& item) { items.add(item); });
     items.finish();
   } else {
-    fields.faults().add(
-        "input", fmt::format("'input' must be a string or an array of items, not {}.", json_kind(*input)));
+    fields.fault("input", "must be a string or an array of items, not {}.", json_kind(*input));
   }
   if (out.empty()) {  // clients look in this way whether the server is there
     out.emplace_back(chat_message("user", json::string()));
@@ -237,44 +201,27 @@ json::array messages_of(const Fields& fields) {
 void add_function(const Fields& tool, const std::string& space, ResponsesRequest& request,
                   json::array& tools) {
   const json::object* nested = tool.object("function");  // as chat requests have it
-  static const json::object kNone;
-  const Fields function(nested != nullptr ? *nested : kNone, tool.path("function"), tool.faults());
-  const Fields& fields = nested != nullptr ? function : tool;
-  std::string name = text_of(fields, "name");
-  if (name.empty() && !tool.faults().any()) {
-    tool.faults().add(fields.path("name"), fmt::format("'{}' is empty.", fields.path("name")));
-  }
+  const Fields fields = nested == nullptr ? tool : Fields(*nested, tool.path("function"), tool.faults());
+  std::string name = function_name(fields);
   if (!space.empty()) {
     const std::string flat = space + "__" + name;
     request.functions[flat] = {space, name};
     name = flat;
   }
-  const std::optional<std::string> description = fields.string("description");
-  const json::object* parameters = fields.object("parameters");
-  tools.emplace_back(function_tool(json::string(name),
-                                   description ? json::value(*description) : json::value(nullptr),
-                                   parameters != nullptr ? json::value(*parameters) : json::value(nullptr)));
+  tools.emplace_back(function_tool(name, fields, "parameters"));
 }
 
 // Other kinds of tools run at OpenAI's, or are called in a way that this model has not learnt.
 void translate_tools(const Fields& owner, const std::string& space, ResponsesRequest& request,
                      json::array& out) {
-  const json::array* tools = owner.array("tools");
-  Faults& faults = owner.faults();
-  for (size_t i = 0; tools != nullptr && i < tools->size() && !faults.any(); ++i) {
-    const std::string path = at(owner.path("tools"), i);
-    if (!(*tools)[i].is_object()) {
-      faults.add(path, fmt::format("'{}' must be an object, not {}.", path, json_kind((*tools)[i])));
-      return;
-    }
-    const Fields tool((*tools)[i].get_object(), path, faults);
-    const std::string type = text_of(tool, "type");
+  for_each_object(owner.array("tools"), owner.path("tools"), owner.faults(), [&](const Fields& tool) {
+    const std::string type = tool.required_string("type");
     if (type == "function") {
       add_function(tool, space, request, out);
     } else if (type == "namespace" && space.empty()) {
-      translate_tools(tool, text_of(tool, "name"), request, out);
+      translate_tools(tool, tool.required_string("name"), request, out);
     }
-  }
+  });
 }
 
 void translate_choice(const Fields& fields, json::object& chat) {
@@ -286,18 +233,17 @@ void translate_choice(const Fields& fields, json::object& chat) {
     return;
   }
   const Fields inner(choice->get_object(), "tool_choice", fields.faults());
-  const std::string type = text_of(inner, "type");
+  const std::string type = inner.required_string("type");
   if (type == "function") {
-    std::string name = text_of(inner, "name");
+    std::string name = inner.required_string("name");
     if (const std::optional<std::string> space = inner.string("namespace")) {
       name = *space + "__" + name;
     }
     chat["tool_choice"] = json::object{{"type", "function"}, {"function", json::object{{"name", name}}}};
   } else if (type == "allowed_tools") {
-    chat["tool_choice"] = text_of(inner, "mode");
-  } else if (!fields.faults().any()) {
-    fields.faults().add("tool_choice.type",
-                        fmt::format("'tool_choice.type' is '{}'; expected function.", type));
+    chat["tool_choice"] = inner.required_string("mode");
+  } else {
+    inner.fault("type", "is '{}'; expected function.", type);
   }
 }
 
@@ -313,7 +259,7 @@ void translate_text(const Fields& fields, json::object& chat) {
   }
   const Fields wanted(*format, "text.format", fields.faults());
   json::object out;
-  out["type"] = text_of(wanted, "type");
+  out["type"] = wanted.required_string("type");
   if (out["type"] == "json_schema") {
     json::object schema;
     copy_fields(*format, {"name", "description", "schema", "strict"}, schema);
@@ -323,7 +269,7 @@ void translate_text(const Fields& fields, json::object& chat) {
 }
 
 void translate_include(const Fields& fields, ResponsesRequest& request) {
-  const std::optional<int64_t> top = fields.integer("top_logprobs", {0, 20});
+  const std::optional<int64_t> top = fields.integer("top_logprobs", {0, Limits::kMaxTopLogprobs});
   bool logprobs = top.value_or(0) > 0;
   if (const json::array* include = fields.array("include")) {
     for (const json::value& word : *include) {
@@ -341,31 +287,25 @@ void translate_include(const Fields& fields, ResponsesRequest& request) {
 void refuse_state(const Fields& fields) {
   for (const std::string_view key : {"previous_response_id", "conversation", "prompt"}) {
     if (fields.find(key) != nullptr) {
-      fields.faults().add(std::string(key),
-                          fmt::format("'{}' is not supported: this server stores no answers. Send the whole "
-                                      "conversation as 'input'.",
-                                      key));
+      fields.fault(
+          key, "is not supported: this server stores no answers. Send the whole conversation as 'input'.");
     }
   }
   if (fields.boolean("background").value_or(false)) {
-    fields.faults().add("background", "'background' is not supported: this server stores no answers.");
+    fields.fault("background", "is not supported: this server stores no answers.");
   }
 }
 
 }  // namespace
 
 ApiResult<ResponsesRequest> translate_responses(const json::value& body) {
-  if (!body.is_object()) {
-    return tl::unexpected<ApiError>(bad_field(
-        "", fmt::format("The body of the request must be a JSON object, not {}.", json_kind(body))));
-  }
+  LILY_TRY(const json::object* given, body_object(body));
   Faults faults;
-  const json::object& given = body.get_object();
-  const Fields fields(given, "", faults);
+  const Fields fields(*given, "", faults);
   ResponsesRequest request;
   refuse_state(fields);
-  copy_shared_fields(given, request.chat);
-  copy_fields(given, {"parallel_tool_calls", "stop"}, request.chat);
+  copy_shared_fields(*given, request.chat);
+  copy_fields(*given, {"parallel_tool_calls", "stop"}, request.chat);
   request.chat["messages"] = messages_of(fields);
   json::array tools;
   translate_tools(fields, "", request, tools);
@@ -379,21 +319,17 @@ ApiResult<ResponsesRequest> translate_responses(const json::value& body) {
     request.chat["max_tokens"] = *most;
   }
   if (const json::object* reasoning = fields.object("reasoning")) {
-    copy_fields(*reasoning, {"effort"}, request.echo);
-    if (const json::value* effort = request.echo.if_contains("effort")) {
+    if (const json::value* effort = reasoning->if_contains("effort")) {
       request.chat["reasoning_effort"] = *effort;
     }
-    request.echo.clear();
   }
   static_cast<void>(fields.object("metadata"));
-  copy_fields(given,
+  copy_fields(*given,
               {"instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "prompt_cache_key",
                "reasoning", "safety_identifier", "temperature", "text", "tool_choice", "tools",
                "top_logprobs", "top_p", "user"},
               request.echo);
-  if (faults.any()) {
-    return tl::unexpected<ApiError>(faults.first());
-  }
+  LILY_TRY_VOID(faults.result());
   return request;
 }
 
@@ -408,7 +344,7 @@ ApiError responses_error(ApiError error) {
 ApiResult<ChatRequest> parse_responses_chat(ResponsesRequest& request) {
   ApiResult<ChatRequest> chat = parse_chat_request(json::value(std::move(request.chat)));
   if (!chat) {
-    return tl::unexpected<ApiError>(responses_error(chat.error()));
+    return fail(responses_error(chat.error()));
   }
   return chat;
 }

@@ -7,10 +7,6 @@
 namespace lily {
 namespace {
 
-bool starts_with(std::string_view text, std::string_view prefix) {
-  return text.substr(0, prefix.size()) == prefix;
-}
-
 struct Path {
   Route route;
   std::string_view path;  // without /v1, which may stand before any of them
@@ -79,7 +75,7 @@ RouteMatch match_route(std::string_view path) {
   if (path == "/") {
     return {Route::page, {}};
   }
-  if (path == "/v1" || starts_with(path, "/v1/")) {
+  if (path == "/v1" || path.starts_with("/v1/")) {
     path.remove_prefix(3);
   }
   if (path.size() > 1 && path.back() == '/') {
@@ -91,7 +87,7 @@ RouteMatch match_route(std::string_view path) {
     }
   }
   constexpr std::string_view kModel = "/models/";
-  if (starts_with(path, kModel)) {
+  if (path.starts_with(kModel)) {
     return {Route::model, std::string(path.substr(kModel.size()))};
   }
   return {};
@@ -150,7 +146,7 @@ std::optional<HttpResponse> answer_from_header(const HttpRequest& request, const
     error.message = fmt::format("There is nothing at {} {}.", request.method, printable(request.path));
     error.code = "unknown_url";
     const bool anthropic =
-        starts_with(request.path, "/v1/messages/") || starts_with(request.path, "/messages/");
+        request.path.starts_with("/v1/messages/") || request.path.starts_with("/messages/");
     return anthropic ? anthropic_error(error) : error_response(error);
   }
   if (!allowed(allowed_methods(match.route), request.method)) {

@@ -3,7 +3,6 @@
 #include <boost/json/array.hpp>
 #include <boost/json/object.hpp>
 #include <boost/json/serialize.hpp>
-#include <exception>
 #include <limits>
 
 #include "server/jobs.h"
@@ -49,31 +48,19 @@ json::array pieces_json(const std::vector<int32_t>& ids, const Tokenizer& tokeni
   return out;
 }
 
-tl::unexpected<ApiError> not_an_object(const json::value& body) {
-  return tl::unexpected<ApiError>(
-      bad_field("", fmt::format("The body of the request must be a JSON object, not {}.", json_kind(body))));
-}
-
 }  // namespace
 
 ApiResult<std::string> tokenize_json(const json::value& body, const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
-  if (!body.is_object()) {
-    return not_an_object(body);
-  }
+  LILY_TRY(const json::object* given, body_object(body));
   Faults faults;
-  const Fields fields(body.get_object(), "", faults);
-  std::optional<std::string> content = fields.string("content");
+  const Fields fields(*given, "", faults);
+  std::string content = fields.required_string("content");
   const bool special = fields.boolean("parse_special").value_or(true);
   const bool pieces = fields.boolean("with_pieces").value_or(false);
-  if (!content) {
-    faults.add("content", "'content' is missing; expected a string.");
-  }
-  if (faults.any()) {
-    return tl::unexpected<ApiError>(faults.first());
-  }
+  LILY_TRY_VOID(faults.result());
   RenderedPrompt prompt;
-  prompt.text = std::move(*content);
+  prompt.text = std::move(content);
   if (!special) {
     prompt.literal.push_back({0, prompt.text.size()});
   }
@@ -85,27 +72,23 @@ ApiResult<std::string> tokenize_json(const json::value& body, const ServedModel&
 
 ApiResult<std::string> detokenize_json(const json::value& body, const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
-  if (!body.is_object()) {
-    return not_an_object(body);
-  }
+  LILY_TRY(const json::object* given, body_object(body));
   Faults faults;
-  const Fields fields(body.get_object(), "", faults);
+  const Fields fields(*given, "", faults);
   const json::array* tokens = fields.array("tokens");
   if (tokens == nullptr) {
-    faults.add("tokens", "'tokens' is missing; expected an array of token ids.");
-    return tl::unexpected<ApiError>(faults.first());
+    fields.fault("tokens", "is missing; expected an array of token ids.");
   }
   std::vector<int32_t> ids;
-  ids.reserve(tokens->size());
-  for (size_t i = 0; i < tokens->size(); ++i) {
+  for (size_t i = 0; tokens != nullptr && i < tokens->size(); ++i) {
     const json::value& id = (*tokens)[i];
     if (!id.is_int64() || id.get_int64() < 0 || id.get_int64() >= tokenizer.size()) {
-      return tl::unexpected<ApiError>(
-          bad_field(fmt::format("tokens[{}]", i),
-                    fmt::format("'tokens[{}]' must be a token id below {}.", i, tokenizer.size())));
+      faults.about(at("tokens", i), "must be a token id below {}.", tokenizer.size());
+      break;
     }
     ids.push_back(static_cast<int32_t>(id.get_int64()));
   }
+  LILY_TRY_VOID(faults.result());
   json::object out;
   out["content"] = tokenizer.decode(ids, false);
   return json::serialize(out);
@@ -113,63 +96,22 @@ ApiResult<std::string> detokenize_json(const json::value& body, const ServedMode
 
 ApiResult<std::string> apply_template_json(const json::value& body, const ServedModel& model) {
   const Tokenizer& tokenizer = *model.tokenizer;
-  const ApiResult<ChatRequest> request = parse_chat_request(body);
-  if (!request) {
-    return tl::unexpected<ApiError>(request.error());
-  }
+  LILY_TRY(const ChatRequest request, parse_chat_request(body));
   Faults faults;
   const Fields fields(body.get_object(), "", faults);
   const bool tokenize = fields.boolean("tokenize").value_or(false);
-  if (faults.any()) {
-    return tl::unexpected<ApiError>(faults.first());
-  }
+  LILY_TRY_VOID(faults.result());
   PromptRules rules;
   rules.enable_thinking = model.enable_thinking;
   rules.preserve_thinking = model.preserve_thinking;
   rules.parse_special = model.parse_special;
-  const ApiResult<RenderedPrompt> prompt = render_prompt(*request, rules);
-  if (!prompt) {
-    return tl::unexpected<ApiError>(prompt.error());
-  }
+  LILY_TRY(const RenderedPrompt prompt, render_prompt(request, rules));
   json::object out;
-  out["prompt"] = prompt->text;
+  out["prompt"] = prompt.text;
   if (tokenize) {
-    out["tokens"] = ids_json(tokenizer.encode(*prompt));
+    out["tokens"] = ids_json(tokenizer.encode(prompt));
   }
   return json::serialize(out);
-}
-
-Connection::Awaitable<void> serve_text_tool(Connection& connection, Route route) {
-  struct Work {
-    std::string body;
-    std::shared_ptr<const ServedModel> model;
-    HttpResponse response;
-  };
-  const auto work = std::make_shared<Work>();
-  work->model = connection.core().model();
-  if (!work->model) {
-    const HttpResponse response = error_response(loading());
-    co_await connection.respond(response);
-    co_return;
-  }
-  work->body = connection.take_body();
-  const auto tool = route == Route::tokenize     ? tokenize_json
-                    : route == Route::detokenize ? detokenize_json
-                                                 : apply_template_json;
-  std::function<void()> run = [work, tool] {
-    try {
-      const ApiResult<json::value> body = parse_body(work->body);
-      const ApiResult<std::string> answer =
-          body ? tool(*body, *work->model) : tl::unexpected<ApiError>(body.error());
-      work->response = answer ? json_response(*answer) : error_response(answer.error());
-    } catch (const std::exception& fault) {
-      work->response = error_response(from_error(Error{ErrorKind::internal, fault.what(), {}}));
-    }
-  };
-  const bool done = co_await connection.on_worker(std::move(run));
-  if (done) {
-    co_await connection.respond(work->response);
-  }
 }
 
 }  // namespace lily

@@ -6,8 +6,7 @@
 #include <string>
 
 #include "server/api_error.h"
-#include "server/connection.h"
-#include "text/tokenizer.h"
+#include "server/server.h"
 
 namespace lily {
 
@@ -17,7 +16,5 @@ ApiResult<std::string> tokenize_json(const boost::json::value& body, const Serve
 ApiResult<std::string> detokenize_json(const boost::json::value& body, const ServedModel& model);
 // A chat request -> {"prompt": text}; with "tokenize": true also {"tokens": [...]}, as the prompt is read.
 ApiResult<std::string> apply_template_json(const boost::json::value& body, const ServedModel& model);
-
-Connection::Awaitable<void> serve_text_tool(Connection& connection, Route route);
 
 }  // namespace lily

@@ -58,38 +58,38 @@ void rename_fields(ApiError& error, std::initializer_list<RenamedField> names) {
 json::object text_part(std::string_view text) {
   json::object part;
   part["type"] = "text";
-  part["text"] = json::string(text.data(), text.size());
+  part["text"] = json_text(text);
   return part;
 }
 
 json::object chat_message(std::string_view role, json::value content) {
   json::object message;
-  message["role"] = json::string(role.data(), role.size());
+  message["role"] = json_text(role);
   message["content"] = std::move(content);
   return message;
 }
 
-json::object function_tool(json::value name, json::value description, json::value parameters) {
+json::object function_tool(std::string_view name, const Fields& tool, std::string_view parameters) {
   json::object function;
-  function["name"] = std::move(name);
-  if (!description.is_null()) {
-    function["description"] = std::move(description);
+  function["name"] = json_text(name);
+  if (const std::optional<std::string> description = tool.string("description")) {
+    function["description"] = *description;
   }
-  if (!parameters.is_null()) {
-    function["parameters"] = std::move(parameters);
+  if (const json::object* schema = tool.object(parameters)) {
+    function["parameters"] = *schema;
   }
-  json::object tool;
-  tool["type"] = "function";
-  tool["function"] = std::move(function);
-  return tool;
+  json::object out;
+  out["type"] = "function";
+  out["function"] = std::move(function);
+  return out;
 }
 
 json::object function_call(std::string_view id, std::string_view name, const json::value* arguments) {
   json::object function;
-  function["name"] = json::string(name.data(), name.size());
+  function["name"] = json_text(name);
   function["arguments"] = call_arguments(arguments);
   json::object call;
-  call["id"] = json::string(id.data(), id.size());
+  call["id"] = json_text(id);
   call["type"] = "function";
   call["function"] = std::move(function);
   return call;

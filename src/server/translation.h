@@ -28,9 +28,9 @@ void rename_fields(ApiError& error, std::initializer_list<RenamedField> names);
 
 boost::json::object text_part(std::string_view text);
 boost::json::object chat_message(std::string_view role, boost::json::value content);
-// {"type": "function", "function": {...}}: without the keys whose value is null.
-boost::json::object function_tool(boost::json::value name, boost::json::value description,
-                                  boost::json::value parameters);
+// {"type": "function", "function": {...}} of a tool that has a description and, under `parameters`, a schema;
+// both may be absent.
+boost::json::object function_tool(std::string_view name, const Fields& tool, std::string_view parameters);
 // A call in the history.
 boost::json::object function_call(std::string_view id, std::string_view name,
                                   const boost::json::value* arguments);

@@ -80,7 +80,7 @@ std::vector<Case> message_cases() {
        "must be a string"},
       {"part_type_number", user(R"([{"type":1}])"), "messages[0].content[0].type", "must be a string"},
       {"part_unknown", user(R"([{"type":"poem","poem":"x"}])"), "messages[0].content[0].type", "'poem'"},
-      {"part_no_type", user(R"([{"a":"x"}])"), "messages[0].content[0].type", "no 'type'"},
+      {"part_no_type", user(R"([{"a":"x"}])"), "messages[0].content[0].type", "is missing"},
       {"refusal_number", assistant(R"("content":[{"type":"refusal","refusal":1}])"),
        "messages[1].content[0].refusal", "must be a string"},
       {"image_url", user(R"([{"type":"text","text":"?"},{"type":"image_url","image_url":{"url":"data:,"}}])"),

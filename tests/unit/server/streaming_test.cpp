@@ -357,7 +357,7 @@ TEST(Ending, DrainLetsAnswersFinishAndTakesNoMore) {
   EXPECT_EQ(idle.reply()->status, 200);
   running.post(stream_body("hi"));
   ASSERT_TRUE(running.head());
-  std::future<void> drained = std::async(std::launch::async, [&] { serving.server().drain(10); });
+  std::future<void> drained = std::async(std::launch::async, [&] { serving.server().drain(60); });
   EXPECT_TRUE(idle.at_end()) << "an idle connection is closed";
   std::string body;
   while (std::optional<std::string> chunk = running.chunk()) {
