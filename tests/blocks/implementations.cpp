@@ -48,10 +48,10 @@ const std::vector<Implementation>& implementations() {
                         {.embed = 0,
                          .delta_net = 5e-4,
                          .attention = 4e-3,
-                         .moe = 3e-4,
+                         .moe = 1.6e-2,
                          .head = 5e-5,
                          .state = 1e-4,
-                         .model = 1e-2,
+                         .model = 3e-2,
                          .router = 3e-4},
                         {}});
       }

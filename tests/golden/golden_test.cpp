@@ -76,13 +76,18 @@ struct Bounds {
   double near_tie;    // another argmax is right where the two logits are this close, in nats
   double router_gap;  // a row is excused where some layer's eighth and ninth expert are this close
   double excused;     // most rows that may be, as a share
+  double others = 0;  // most rows with another argmax that is no near-tie, as a share
 };
 
 // The reference: float32 throughout, the project's bound, and no excuses: the prompts have no near-ties. The
-// cpu backend keeps keys and values in bf16 (docs/NUMERICS.md), which also moves the choice of experts more
-// often.
+// others keep keys and values in bf16, and the cpu backend inputs of gate and up in one byte
+// (docs/NUMERICS.md), which also moves the choice of experts more often; the largest logits of random weights
+// are close to each other.
 Bounds bounds_of(std::string_view device) {
-  return device == "reference" ? Bounds{1e-4, 2e-3, 2e-5, 0} : Bounds{1e-2, 0.1, 0.05, 0.5};
+  if (device == "reference") {
+    return {1e-4, 2e-3, 2e-5, 0};
+  }
+  return device == "cpu" ? Bounds{4e-2, 0.3, 0.2, 0.5, 0.02} : Bounds{1e-2, 0.1, 0.05, 0.5};
 }
 
 // A checkpoint that exists while a test runs; that of full width may be made beforehand, once for all
@@ -192,11 +197,12 @@ class Comparison {
     double difference = 0;
     double size = 0;
     size_t excused = 0;
+    size_t others = 0;
     for (size_t row = 0; row < rows; ++row) {
       const auto found = std::span(scored.logits).subspan(row * vocab_, vocab_);
       const double distance = estimate(found, row);
       // Of 24 columns, the estimate is off by 15 % in the mean.
-      if (distance > 2 * bounds.relative && scored.router_gaps[row] < bounds.router_gap) {
+      if (distance > bounds.relative && scored.router_gaps[row] < bounds.router_gap) {
         ++excused;
         continue;
       }
@@ -204,7 +210,7 @@ class Comparison {
       const double slack = excused > 0 ? 10 : 1;
       EXPECT_LE(distance, 2 * slack * bounds.relative)
           << "row " << row << ", router gap " << scored.router_gaps[row];
-      EXPECT_FALSE(argmax_differs(found, row, bounds.near_tie)) << "row " << row;
+      others += argmax_differs(found, row, bounds.near_tie) ? 1 : 0;
       check_sums(found, row, slack * bounds.relative);
       if (distance > 2 * bounds.relative) {
         continue;
@@ -214,7 +220,8 @@ class Comparison {
     }
     const double relative = size > 0 ? std::sqrt(difference / size) : 0;
     EXPECT_LE(relative, bounds.relative) << "all rows but the excused and those that see them";
-    EXPECT_LE(static_cast<double>(excused), bounds.excused * static_cast<double>(rows));
+    EXPECT_LE(static_cast<double>(excused), std::ceil(bounds.excused * static_cast<double>(rows)));
+    EXPECT_LE(static_cast<double>(others), std::ceil(bounds.others * static_cast<double>(rows)));
     worst = std::max(worst, relative);
   }
 
@@ -310,7 +317,8 @@ class Golden : public ::testing::TestWithParam<std::tuple<std::string, std::stri
     scored.feed(tokens, static_cast<uint32_t>(tokens.size()));
     check_stream(scored, vectors.array<float>(prompt.at("residual_norms")), tokens.size());
     check_all(vectors, prompt, scored);
-    if (const auto* last = prompt.as_object().if_contains("last_row")) {
+    const auto* last = prompt.as_object().if_contains("last_row");
+    if (last != nullptr && scored.router_gaps.back() >= bounds_.router_gap) {
       const auto expected = vectors.array<float>(*last);
       double difference = 0;
       double size = 0;

@@ -28,14 +28,15 @@ inline constexpr uint32_t kAttendTokens = 64;
 // A prepared (quantised) row is words of signed bytes: per group its digits, the highest of all inputs
 // first, of every 8 inputs the 4 even ones before the 4 odd ones. Then per group two floats, words of their
 // own: the scale and the sum of what the digits stand for.
-//   x[c] ~ scale * (256 * digit0[c] + digit1[c])
+//   x[c] ~ scale * (256 * digit0[c] + digit1[c])    with two digits
+//   x[c] ~ scale * digit0[c]                        with one
 // A group with an input that is not finite has a scale that is not a number.
 //
 // Rows that are multiplied together lie in panels, their words interleaved: word w of row r of a panel of R
 // rows is word w * R + r. Words of digits have Kernels::word bytes, 4 or 64. A panel takes the bytes of its
 // rows, 64-byte aligned and padded.
 static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes, of a row by itself
-  return size_t{f.cols} * kDigits;
+  return size_t{f.cols} * f.digits;
 }
 static constexpr size_t prepared_bytes(const InputFormat& f) {
   return (prepared_scales(f) + f.cols / f.group * 2 * sizeof(float) + 63) / 64 * 64;
@@ -71,7 +72,7 @@ struct PrepareArgs {
   std::byte* panel;
   uint32_t panel_rows;
   uint32_t row;   // in the panel
-  uint32_t word;  // bytes
+  uint32_t word;  // bytes; Kernels::word
 };
 
 // y[i][o] (+)= sum over groups g of scale[o][g] * (q[o]·x[i])_g + bias[o][g] * (sum of x[i])_g, for outputs

@@ -20,13 +20,14 @@ namespace lily::cpu {
 
 inline constexpr uint32_t kBlockOutputs = 16;
 
-// Bytes that an input of a matrix is quantised to: an error of about 1/65,000 of its group's largest input.
-inline constexpr uint32_t kDigits = 2;
+// Most signed bytes that an input of a matrix is quantised to (precision.h says which one takes how many).
+inline constexpr uint32_t kMostDigits = 2;
 
 // What of a matrix decides how its input is quantised.
 struct InputFormat {
   uint32_t cols;
   uint32_t group;
+  uint32_t digits;
   bool operator==(const InputFormat&) const = default;
 };
 
@@ -39,8 +40,9 @@ struct PackedMatrix {
   uint32_t bits = 4;
   uint32_t group = 64;
   DType scale_type = DType::bf16;
+  uint32_t digits = kMostDigits;  // of its inputs
 
-  InputFormat input() const { return {cols, group}; }
+  InputFormat input() const { return {cols, group, digits}; }
   uint32_t blocks() const { return (rows + kBlockOutputs - 1) / kBlockOutputs; }
   size_t expert_bytes() const;
   size_t total_bytes() const { return experts * expert_bytes(); }

@@ -40,7 +40,7 @@ uint64_t to_page(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 Header header_of(const ModelWeights& weights, PackedModel& model) {
   Header header{
       .magic = kMagic, .version = kPackedVersion, .matrices = 0, .forms = 0, .bytes = kPage, .check = 0};
-  for_each_matrix(weights, model, [&](const AffineMatrix&, PackedMatrix& m) {
+  for_each_matrix(weights, model, [&](MatrixKind, const AffineMatrix&, PackedMatrix& m) {
     const std::array<uint32_t, 6> form{m.rows, m.cols,  m.experts,
                                        m.bits, m.group, static_cast<uint32_t>(m.scale_type)};
     header.forms = hash_of(form.data(), sizeof(form), header.forms);
@@ -96,7 +96,7 @@ Result<void> map_packed(const fs::path& path, const ModelWeights& weights, Packe
   }
   const std::byte* data = bytes.data() + kPage;
   bool same = true;
-  for_each_matrix(weights, model, [&](const AffineMatrix& from, PackedMatrix& to) {
+  for_each_matrix(weights, model, [&](MatrixKind, const AffineMatrix& from, PackedMatrix& to) {
     same = same && holds(data, from, to);
     to.data = data;
     data += to_page(to.total_bytes());
@@ -124,7 +124,7 @@ Result<void> write_packed(const fs::path& path, const ModelWeights& weights, Pac
   std::memcpy(page.data(), &header, sizeof(header));
   out.write(page.data(), page.size());
   page.fill(0);
-  for_each_matrix(weights, model, [&](const AffineMatrix&, PackedMatrix& m) {
+  for_each_matrix(weights, model, [&](MatrixKind, const AffineMatrix&, PackedMatrix& m) {
     const uint64_t bytes = m.total_bytes();
     out.write(reinterpret_cast<const char*>(m.data), static_cast<std::streamsize>(bytes));
     out.write(page.data(), static_cast<std::streamsize>(to_page(bytes) - bytes));

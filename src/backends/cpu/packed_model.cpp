@@ -8,37 +8,38 @@
 namespace lily::cpu {
 namespace {
 
-void for_each_in_layer(const LayerWeights& from, PackedLayer& to,
-                       FunctionRef<void(const AffineMatrix&, PackedMatrix&)> visit) {
+using Visit = FunctionRef<void(MatrixKind, const AffineMatrix&, PackedMatrix&)>;
+
+void for_each_in_layer(const LayerWeights& from, PackedLayer& to, Visit visit) {
   if (const auto* delta = std::get_if<DeltaNetWeights>(&from.mixer)) {
     if (!std::holds_alternative<PackedDeltaNet>(to.mixer)) {
       to.mixer.emplace<PackedDeltaNet>();
     }
     auto& packed = std::get<PackedDeltaNet>(to.mixer);
-    visit(delta->in_proj_qkv, packed.in_proj_qkv);
-    visit(delta->in_proj_z, packed.in_proj_z);
-    visit(delta->in_proj_a, packed.in_proj_a);
-    visit(delta->in_proj_b, packed.in_proj_b);
-    visit(delta->out_proj, packed.out_proj);
+    visit(MatrixKind::delta_qkv, delta->in_proj_qkv, packed.in_proj_qkv);
+    visit(MatrixKind::delta_z, delta->in_proj_z, packed.in_proj_z);
+    visit(MatrixKind::delta_gates, delta->in_proj_a, packed.in_proj_a);
+    visit(MatrixKind::delta_gates, delta->in_proj_b, packed.in_proj_b);
+    visit(MatrixKind::delta_out, delta->out_proj, packed.out_proj);
   } else {
     const auto& attention = std::get<AttentionWeights>(from.mixer);
     if (!std::holds_alternative<PackedAttention>(to.mixer)) {
       to.mixer.emplace<PackedAttention>();
     }
     auto& packed = std::get<PackedAttention>(to.mixer);
-    visit(attention.q_proj, packed.q_proj);
-    visit(attention.k_proj, packed.k_proj);
-    visit(attention.v_proj, packed.v_proj);
-    visit(attention.o_proj, packed.o_proj);
+    visit(MatrixKind::attention_qkv, attention.q_proj, packed.q_proj);
+    visit(MatrixKind::attention_qkv, attention.k_proj, packed.k_proj);
+    visit(MatrixKind::attention_qkv, attention.v_proj, packed.v_proj);
+    visit(MatrixKind::attention_out, attention.o_proj, packed.o_proj);
   }
-  visit(from.moe.router, to.moe.router);
-  visit(from.moe.shared_gate, to.moe.shared_gate);
-  visit(from.moe.gate, to.moe.gate);
-  visit(from.moe.up, to.moe.up);
-  visit(from.moe.down, to.moe.down);
-  visit(from.moe.shared_gate_proj, to.moe.shared_gate_proj);
-  visit(from.moe.shared_up_proj, to.moe.shared_up_proj);
-  visit(from.moe.shared_down_proj, to.moe.shared_down_proj);
+  visit(MatrixKind::router, from.moe.router, to.moe.router);
+  visit(MatrixKind::router, from.moe.shared_gate, to.moe.shared_gate);
+  visit(MatrixKind::gate_up, from.moe.gate, to.moe.gate);
+  visit(MatrixKind::gate_up, from.moe.up, to.moe.up);
+  visit(MatrixKind::down, from.moe.down, to.moe.down);
+  visit(MatrixKind::shared_gate_up, from.moe.shared_gate_proj, to.moe.shared_gate_proj);
+  visit(MatrixKind::shared_gate_up, from.moe.shared_up_proj, to.moe.shared_up_proj);
+  visit(MatrixKind::shared_down, from.moe.shared_down_proj, to.moe.shared_down_proj);
 }
 
 // What the rest of the system and of the process may want to keep.
@@ -89,13 +90,12 @@ class Packer {
 
 }  // namespace
 
-void for_each_matrix(const ModelWeights& from, PackedModel& to,
-                     FunctionRef<void(const AffineMatrix&, PackedMatrix&)> visit) {
+void for_each_matrix(const ModelWeights& from, PackedModel& to, Visit visit) {
   to.layers.resize(from.layers.size());
   for (size_t layer = 0; layer < from.layers.size(); ++layer) {
     for_each_in_layer(from.layers[layer], to.layers[layer], visit);
   }
-  visit(from.head.lm_head, to.head);
+  visit(MatrixKind::head, from.head.lm_head, to.head);
 }
 
 uint64_t PackedModel::total_bytes() const {
@@ -117,7 +117,10 @@ uint64_t PackedModel::total_bytes() const {
 
 PackedModel packed_forms(const ModelWeights& weights) {
   PackedModel model;
-  for_each_matrix(weights, model, [](const AffineMatrix& from, PackedMatrix& to) { to = packed_form(from); });
+  for_each_matrix(weights, model, [](MatrixKind kind, const AffineMatrix& from, PackedMatrix& to) {
+    to = packed_form(from);
+    to.digits = input_digits(kind);
+  });
   return model;
 }
 
@@ -129,7 +132,7 @@ Result<PackedModel> pack_model(const ModelWeights& weights, ThreadPool& pool,
   const auto total = static_cast<double>(bytes);
   double done = 0;
   Result<void> result{};
-  for_each_matrix(weights, model, [&](const AffineMatrix& from, PackedMatrix& to) {
+  for_each_matrix(weights, model, [&](MatrixKind, const AffineMatrix& from, PackedMatrix& to) {
     if (result) {
       result = packer.pack(from, to);
       done += static_cast<double>(to.total_bytes());

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cpu/packed.h"
+#include "backends/cpu/precision.h"
 #include "base/aligned.h"
 #include "base/function_ref.h"
 #include "base/threads.h"
@@ -36,9 +37,9 @@ struct PackedModel {
   uint64_t total_bytes() const;
 };
 
-// Calls visit(source, packed) for every matrix, always in the same order.
+// Calls visit(kind, source, packed) for every matrix, always in the same order.
 void for_each_matrix(const ModelWeights& from, PackedModel& to,
-                     FunctionRef<void(const AffineMatrix&, PackedMatrix&)> visit);
+                     FunctionRef<void(MatrixKind, const AffineMatrix&, PackedMatrix&)> visit);
 
 // The forms without data: what sizes follow from.
 PackedModel packed_forms(const ModelWeights& weights);

@@ -11,7 +11,7 @@ namespace {
 
 // Work that a thread takes at a time: enough to hide the hand-over, little enough to balance.
 constexpr size_t kPieceBytes = size_t{96} << 10;         // of weights read
-constexpr uint64_t kPieceProducts = uint64_t{16} << 20;  // multiply-adds
+constexpr uint64_t kPieceProducts = uint64_t{32} << 20;  // multiply-adds of codes and digits
 // Some rows share registers with two or three blocks of outputs.
 constexpr uint32_t kFewRows = 4;
 // Of many rows, which a piece reads as a whole: more outputs, so that it reads them less often.
@@ -19,7 +19,8 @@ constexpr uint32_t kManyRows = 64;
 constexpr uint32_t kManyCols = 2048;
 
 uint32_t piece_blocks(const Product& product) {
-  const uint64_t products = uint64_t{product.rows} * product.matrix.cols * kBlockOutputs;
+  const uint64_t products =
+      uint64_t{product.rows} * product.matrix.cols * product.matrix.digits * kBlockOutputs;
   const uint64_t fit = std::min(kPieceBytes / block_bytes(product.matrix), kPieceProducts / products);
   uint64_t least = product.rows < kFewRows    ? 2
                    : product.rows < kManyRows ? 6

@@ -64,7 +64,7 @@ class PreparedRows {
   };
   Place place(const Copy& copy, Run run, uint32_t row) const;
   const Copy& copy_of(const InputFormat& format) const;
-  static constexpr uint32_t kMaxFormats = 3;  // groups of 32, 64 or 128
+  static constexpr uint32_t kMaxFormats = 6;  // one digit or two, groups of 32, 64 or 128
   const Kernels* kernels_;
   std::array<Copy, kMaxFormats> copies_;
   uint32_t count_ = 0;

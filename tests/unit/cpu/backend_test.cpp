@@ -177,8 +177,8 @@ TEST_P(CpuBackend, AgreesWithTheScalarVariant) {
     difference += std::pow(double{logits[i]} - want[i], 2);
     size += std::pow(double{want[i]}, 2);
   }
-  EXPECT_LT(std::sqrt(difference / size),
-            2e-3);  // a rounding of bf16 keys and values that falls the other way
+  // Roundings that fall the other way: of keys and values to bf16, of inputs of gate and up to one byte.
+  EXPECT_LT(std::sqrt(difference / size), 5e-3);
 }
 
 // Which kernels ran is seen by wrapping them.

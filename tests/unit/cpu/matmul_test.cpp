@@ -61,7 +61,8 @@ class Matrix {
 // A matrix packed.
 class Packed {
  public:
-  explicit Packed(const AffineMatrix& m) : form_(packed_form(m)) {
+  explicit Packed(const AffineMatrix& m, uint32_t digits = kMostDigits) : form_(packed_form(m)) {
+    form_.digits = digits;
     bytes_ = *AlignedBytes::allocate(form_.total_bytes());
     for (uint32_t block = 0; block < form_.blocks(); ++block) {
       pack_block(m, form_, block, bytes_.data() + block * block_bytes(form_));
@@ -160,8 +161,8 @@ std::vector<double> numbers_of(const std::byte* prepared, const InputFormat& for
     const auto digit = [&](size_t i) { return static_cast<double>(load_unaligned<int8_t>(prepared + i)); };
     const auto scale = load_unaligned<float>(prepared + prepared_scales(format) + c / format.group * 8);
     const size_t in_group = c % format.group / 8 * 8 + c % 2 * 4 + c % 8 / 2;  // the even ones of 8 first
-    const size_t at = c / format.group * format.group * kDigits + in_group;
-    const double value = 256 * digit(at) + digit(at + format.group);
+    const size_t at = c / format.group * format.group * format.digits + in_group;
+    const double value = format.digits == 1 ? digit(at) : 256 * digit(at) + digit(at + format.group);
     out[c] = value * double{scale};
   }
   return out;
@@ -194,8 +195,8 @@ Expected expected(const AffineMatrix& m, uint32_t output, std::span<const double
   return {sum, (2.0 * m.cols / m.group + 4.0) * kUnit * size};
 }
 
-void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
-  const Packed packed(m);
+void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows, uint32_t digits) {
+  const Packed packed(m, digits);
   const Inputs inputs = make_inputs(kernels, packed.view(), rows);
   std::vector<float> y(size_t{rows} * m.rows, std::nanf(""));
   kernels.matmul(args_of(packed.view(), inputs, rows, y.data()));
@@ -205,8 +206,13 @@ void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows
       const Expected want = expected(m, output, x);
       ASSERT_NEAR(y[size_t{row} * m.rows + output], want.value, want.bound)
           << "rows " << rows << " row " << row << " output " << output << " of " << m.rows << "x" << m.cols
-          << ", " << m.bits << " bits, group " << m.group;
+          << ", " << m.bits << " bits, group " << m.group << ", digits " << digits;
     }
+  }
+}
+void expect_product(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
+  for (const uint32_t digits : {1U, 2U}) {
+    ASSERT_NO_FATAL_FAILURE(expect_product(kernels, m, rows, digits));
   }
 }
 
@@ -247,7 +253,7 @@ TEST_P(Matmul, TakesAnyNumberOfRowsAndOutputs) {
 
 // The largest integers that a group can add up to.
 TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
-  for (const uint32_t bits : {4U, 8U}) {
+  for (const auto& [bits, digits] : {std::pair{4U, 1U}, {4U, 2U}, {8U, 1U}, {8U, 2U}}) {
     for (const float sign : {1.0F, -1.0F}) {
       std::vector<std::byte> codes(16 * 128 * bits / 8, std::byte{0xff});
       const std::vector<float> ones(16, 1.0F);
@@ -259,7 +265,7 @@ TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
                      .cols = 128,
                      .bits = bits,
                      .group = 128};
-      const Packed packed(m);
+      const Packed packed(m, digits);
       const std::vector<float> x(128, sign);
       const auto y = product_of(kernels(), packed.view(), x);
       const float want = sign * 128.0F * static_cast<float>(1U << bits);
@@ -268,8 +274,7 @@ TEST_P(Matmul, TheLargestCodesAndInputsDoNotOverflow) {
   }
 }
 
-TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
-  const InputFormat format{512, 64};
+void expect_half_a_step(const Kernels& kernels, const InputFormat& format, double steps) {
   auto x = randoms(512, 3);
   std::fill_n(x.begin() + 64, 64, 0.0F);     // a group of zeros
   std::fill_n(x.begin() + 128, 64, 1e-35F);  // whose inverse would overflow
@@ -279,14 +284,14 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
   auto prepared = *AlignedBytes::allocate(prepared_bytes(format));
   std::memset(prepared.data(), 0xff, prepared.size());
   for (const auto& [begin, end] : {std::pair{0U, 192U}, std::pair{192U, 512U}}) {
-    kernels().prepare({.format = format,
-                       .x = x.data() + begin,
-                       .begin = begin,
-                       .end = end,
-                       .panel = prepared.data(),
-                       .panel_rows = 1,
-                       .row = 0,
-                       .word = kernels().word});
+    kernels.prepare({.format = format,
+                     .x = x.data() + begin,
+                     .begin = begin,
+                     .end = end,
+                     .panel = prepared.data(),
+                     .panel_rows = 1,
+                     .row = 0,
+                     .word = kernels.word});
   }
   const auto numbers = numbers_of(prepared.data(), format);
   for (size_t g = 0; g < 8; ++g) {
@@ -296,7 +301,7 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
       largest = std::max(largest, std::fabs(double{x[c]}));
       sum += numbers[c];
     }
-    const double step = largest / 32512.0;
+    const double step = largest / steps;
     for (size_t c = g * 64; c < (g + 1) * 64; ++c) {
       EXPECT_NEAR(numbers[c], x[c], step * 0.501 + 1e-30) << c;
     }
@@ -305,12 +310,16 @@ TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
     EXPECT_NEAR(found, sum, 2 * kUnit * std::fabs(sum)) << g;
   }
 }
+TEST_P(Matmul, PreparedRowsAreWithinHalfAStepOfTheirGroup) {
+  expect_half_a_step(kernels(), {.cols = 512, .group = 64, .digits = 1}, 127.0);
+  expect_half_a_step(kernels(), {.cols = 512, .group = 64, .digits = 2}, 32512.0);
+}
 
 TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
   for (const float bad : {std::nanf(""), INFINITY, -INFINITY}) {
     for (const size_t at : {0U, 77U, 127U}) {
       const Matrix m(16, 128, 4, 64, DType::bf16);
-      const Packed packed(m.view());
+      const Packed packed(m.view(), at == 77 ? 1 : 2);
       auto x = randoms(128, 3);
       x[at] = bad;
       const auto y = product_of(kernels(), packed.view(), x);
@@ -323,9 +332,9 @@ TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
 
 // The promise on which "whoever shares the batch" rests, as equality of bits.
 TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
-  for (const uint32_t bits : {4U, 8U}) {
+  for (const auto& [bits, digits] : {std::pair{4U, 1U}, {4U, 2U}, {8U, 1U}, {8U, 2U}}) {
     const Matrix m(53, 2048, bits, 64, DType::bf16);
-    const Packed packed(m.view());
+    const Packed packed(m.view(), digits);
     constexpr uint32_t kRows = 101;
     const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
     std::vector<float> together(size_t{kRows} * 53);

@@ -131,9 +131,9 @@ TEST_F(PackedFile, HoldsWhatWasPacked) {
   ASSERT_TRUE(map_packed(path(), weights_.get(), mapped).has_value());
   std::vector<const std::byte*> from;
   for_each_matrix(weights_.get(), packed,
-                  [&](const AffineMatrix&, PackedMatrix& m) { from.push_back(m.data); });
+                  [&](MatrixKind, const AffineMatrix&, PackedMatrix& m) { from.push_back(m.data); });
   size_t i = 0;
-  for_each_matrix(weights_.get(), mapped, [&](const AffineMatrix&, PackedMatrix& m) {
+  for_each_matrix(weights_.get(), mapped, [&](MatrixKind, const AffineMatrix&, PackedMatrix& m) {
     EXPECT_EQ(std::memcmp(m.data, from[i++], m.total_bytes()), 0);
     EXPECT_EQ(reinterpret_cast<uintptr_t>(m.data) % 64, 0U);
   });

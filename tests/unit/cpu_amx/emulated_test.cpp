@@ -78,12 +78,13 @@ namespace {
 
 // A packed matrix of random codes, scales and biases.
 struct RandomMatrix {
-  RandomMatrix(uint32_t outputs, uint32_t bits, uint32_t group, DType type) {
+  RandomMatrix(uint32_t outputs, uint32_t bits, uint32_t group, DType type, uint32_t digits) {
     form.rows = outputs;
     form.cols = 512;
     form.bits = bits;
     form.group = group;
     form.scale_type = type;
+    form.digits = digits;
     data = *AlignedBytes::allocate(form.total_bytes());
     std::mt19937 engine(outputs + bits + group);
     std::generate_n(data.data(), data.size(), [&] { return static_cast<std::byte>(engine()); });
@@ -140,7 +141,8 @@ void expect_same_bits(const RandomMatrix& matrix, uint32_t rows, bool accumulate
   args.y = expected.data();
   Vectors::matmul(args);
   EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * sizeof(float)), 0)
-      << rows << " rows, " << m.rows << " outputs, " << m.bits << " bits, group " << m.group;
+      << rows << " rows, " << m.rows << " outputs, " << m.bits << " bits, group " << m.group << ", digits "
+      << m.digits;
 }
 
 TEST(EmulatedAmx, ProductsHaveTheBitsOfThoseWithoutTiles) {
@@ -148,9 +150,11 @@ TEST(EmulatedAmx, ProductsHaveTheBitsOfThoseWithoutTiles) {
     for (const DType type : {DType::bf16, DType::f32}) {
       for (const uint32_t group : {32U, 64U}) {
         for (const uint32_t outputs : {16U, 53U}) {
-          const RandomMatrix matrix(outputs, bits, group, type);
-          for (const uint32_t rows : {1U, 3U, 4U, 16U, 19U, 20U, 128U, 129U, 140U}) {
-            expect_same_bits(matrix, rows, rows % 2 == 0);
+          for (const uint32_t digits : {1U, 2U}) {
+            const RandomMatrix matrix(outputs, bits, group, type, digits);
+            for (const uint32_t rows : {1U, 3U, 4U, 16U, 19U, 20U, 128U, 129U, 140U}) {
+              expect_same_bits(matrix, rows, rows % 2 == 0);
+            }
           }
         }
       }

@@ -12,7 +12,8 @@
 namespace lily::cpu {
 namespace {
 
-inline constexpr size_t kScalePair = 2 * sizeof(float);  // of a group of a prepared row: its scale and its sum
+inline constexpr size_t kScalePair =
+    2 * sizeof(float);  // of a group of a prepared row: its scale and its sum
 inline constexpr size_t kTileBytes = size_t{128} << 10;  // of prepared rows, kept in the second-level cache
 
 // Most: rows of a panel.
@@ -26,13 +27,18 @@ struct Affine {
   // ---- quantisation of a row ----
 
   static void prepare(const PrepareArgs& args) {
-    constexpr float kTop = 32512.0F;  // the first digit stays below 128
+    args.format.digits == 1 ? prepare_groups<1>(args) : prepare_groups<2>(args);
+  }
+
+  template <uint32_t D>
+  static void prepare_groups(const PrepareArgs& args) {
+    constexpr float kTop = D == 1 ? 127.0F : 32512.0F;  // the first digit stays below 128
     constexpr uint32_t kMostGroup = 128;
     const uint32_t group = args.format.group;
     const uint32_t groups = (args.end - args.begin) / group;
     const size_t rows = args.panel_rows;
     const size_t word = args.word;
-    std::byte* out = args.panel + size_t{args.begin} * kDigits * rows + args.row * word;
+    std::byte* out = args.panel + size_t{args.begin} * D * rows + args.row * word;
     std::byte* scales = args.panel + (prepared_scales(args.format) + args.begin / group * kScalePair) * rows +
                         size_t{args.row} * sizeof(float);
     for (uint32_t g = 0; g < groups; ++g) {
@@ -48,23 +54,25 @@ struct Affine {
       const bool any = top > 1e-30F;  // below, the inverse would overflow
       const F inverse = V::set1(any ? kTop / top : 0.0F);
       F sum = V::zero();  // of integers below 2^24: exact
-      alignas(64) std::byte digits[kMostGroup * kDigits];
+      alignas(64) std::byte digits[kMostGroup * D];
       for (uint32_t i = 0; i < group; i += N) {
         const F whole = V::round(V::mul(V::load(x + i), inverse));
         sum = V::add(sum, whole);
         const I value = V::to_int(whole);
-        V::store_digits(digits + i, V::first_digit(value));
-        V::store_digits(digits + group + i, value);
+        if constexpr (D == 2) {
+          V::store_digits(digits + i, V::first_digit(value));
+        }
+        V::store_digits(digits + (D - 1) * group + i, value);
       }
       if (rows == 1) {
-        __builtin_memcpy(out, digits, size_t{group} * kDigits);
-        out += size_t{group} * kDigits;
+        __builtin_memcpy(out, digits, size_t{group} * D);
+        out += size_t{group} * D;
       } else if (word == 4) {
-        for (uint32_t i = 0; i < group * kDigits; i += 4, out += rows * 4) {
+        for (uint32_t i = 0; i < group * D; i += 4, out += rows * 4) {
           __builtin_memcpy(out, digits + i, 4);
         }
       } else {
-        for (uint32_t i = 0; i < group * kDigits; i += 64, out += rows * 64) {
+        for (uint32_t i = 0; i < group * D; i += 64, out += rows * 64) {
           __builtin_memcpy(out, digits + i, 64);
         }
       }
@@ -133,37 +141,37 @@ struct Affine {
 
   // The integer products of one group: dot[b * H + h][r]. Many: one chain of additions for each, digit after
   // digit. Few: a chain for each digit and, of very few, several, or the units would wait.
-  template <uint32_t Bits, uint32_t B, uint32_t R>
+  template <uint32_t Bits, uint32_t D, uint32_t B, uint32_t R>
   LILY_INLINE void dot_group(const PackedMatrix& m, const std::byte* codes, const std::byte* x,
                              I (&dot)[B * H][R]) {
     constexpr uint32_t kSums = R * B * H;
     if constexpr (kSums <= 4) {
-      constexpr uint32_t kChains = kSums <= 2 ? 2 : 1;
-      I sum[kDigits][kChains][B * H][R];
+      constexpr uint32_t kChains = D * kSums <= 4 ? 2 : 1;
+      I sum[D][kChains][B * H][R];
       LILY_UNROLL
-      for (uint32_t i = 0; i < kDigits * kChains * kSums; ++i) {
+      for (uint32_t i = 0; i < D * kChains * kSums; ++i) {
         sum[i / (kChains * kSums)][i / kSums % kChains][i / R % (B * H)][i % R] = V::zero_int();
       }
-      dot_digits<Bits, kDigits, kChains, B, R>(m, codes, x, sum);
+      dot_digits<Bits, D, kChains, B, R>(m, codes, x, sum);
       LILY_UNROLL
       for (uint32_t i = 0; i < kSums; ++i) {
         const uint32_t j = i / R;
         const uint32_t r = i % R;
-        I digit[kDigits];
+        I digit[D];
         LILY_UNROLL
-        for (uint32_t d = 0; d < kDigits; ++d) {
+        for (uint32_t d = 0; d < D; ++d) {
           digit[d] = sum[d][0][j][r];
           LILY_UNROLL
           for (uint32_t c = 1; c < kChains; ++c) {
             digit[d] = V::add_int(digit[d], sum[d][c][j][r]);
           }
         }
-        dot[j][r] = V::add_int(V::next_digit(digit[0]), digit[1]);
+        dot[j][r] = D == 1 ? digit[0] : V::add_int(V::next_digit(digit[0]), digit[D - 1]);
       }
     } else {
       I sum[1][1][B * H][R];
       LILY_UNROLL
-      for (uint32_t d = 0; d < kDigits; ++d) {
+      for (uint32_t d = 0; d < D; ++d) {
         LILY_UNROLL
         for (uint32_t i = 0; i < kSums; ++i) {
           I& start = sum[0][0][i / R][i % R];
@@ -178,7 +186,7 @@ struct Affine {
     }
   }
 
-  template <uint32_t Bits, uint32_t B, uint32_t R>
+  template <uint32_t Bits, uint32_t D, uint32_t B, uint32_t R>
   static void tile(const Tile& t) {
     const MatmulArgs& args = *t.args;
     const PackedMatrix& m = *args.matrix;
@@ -188,7 +196,7 @@ struct Affine {
     const size_t next_block = block_bytes(m);
     const std::byte* group = t.block;
     const std::byte* x = t.x;
-    const std::byte* scale = t.x + size_t{m.cols} * kDigits * R;
+    const std::byte* scale = t.x + size_t{m.cols} * D * R;
     F sum[B * H][R];
     LILY_UNROLL
     for (uint32_t i = 0; i < R * B * H; ++i) {
@@ -201,11 +209,11 @@ struct Affine {
           __builtin_prefetch(group + b * next_block + t.prefetch + i, 0, 2);
         }
       }
-      for (size_t i = 0; i < size_t{m.group} * kDigits * R && t.next_panel != 0; i += 64) {
+      for (size_t i = 0; i < size_t{m.group} * D * R && t.next_panel != 0; i += 64) {
         __builtin_prefetch(x + t.next_panel + i, 0, 2);
       }
       I dot[B * H][R];
-      dot_group<Bits, B, R>(m, group + 2 * scales, x, dot);
+      dot_group<Bits, D, B, R>(m, group + 2 * scales, x, dot);
       LILY_UNROLL
       for (uint32_t j = 0; j < B * H; ++j) {
         const std::byte* of_block = group + j / H * next_block;
@@ -219,7 +227,7 @@ struct Affine {
         }
       }
       group += bytes_of_group;
-      x += size_t{m.group} * kDigits * R;
+      x += size_t{m.group} * D * R;
       scale += kScalePair * R;
     }
     LILY_UNROLL
@@ -251,22 +259,22 @@ struct Affine {
   }
 
   // A panel of `rows` rows against `blocks` blocks: as many of them at a time as the registers hold.
-  template <uint32_t Bits, uint32_t R>
+  template <uint32_t Bits, uint32_t D, uint32_t R>
   static void panel(uint32_t rows, uint32_t blocks, Tile t) {
     if constexpr (R > Most) {
       __builtin_unreachable();
     } else if (rows != R) {
-      panel<Bits, R + 1>(rows, blocks, t);
+      panel<Bits, D, R + 1>(rows, blocks, t);
     } else {
       constexpr uint32_t kWide = V::blocks_of_rows(R);
       const size_t next_block = block_bytes(*t.args->matrix);
       uint32_t width = kWide;
       for (; blocks != 0; blocks -= width) {
         if (blocks >= kWide) {
-          tile<Bits, kWide, R>(t);
+          tile<Bits, D, kWide, R>(t);
         } else {
           width = 1;
-          tile<Bits, 1, R>(t);
+          tile<Bits, D, 1, R>(t);
         }
         t.block += width * next_block;
         t.y += size_t{width} * kBlockOutputs;
@@ -278,7 +286,7 @@ struct Affine {
   // Panel by panel in steps that stay in the second-level cache, each against all outputs, kStripe blocks at
   // a time. The first panel to read a block from memory asks for what it will need next: few rows, which are
   // as fast as the memory, the bytes a fixed distance ahead; more rows the next stripe.
-  template <uint32_t Bits>
+  template <uint32_t Bits, uint32_t D>
   static void product(const MatmulArgs& args) {
     constexpr uint32_t kStripe = 6;
     constexpr size_t kAhead = 8192;
@@ -294,7 +302,7 @@ struct Affine {
         const uint32_t blocks = smaller(kStripe, all_blocks - block);
         for (uint32_t p = first; p < smaller(first + step, panels.count); ++p) {
           const uint32_t row = panel_begin(panels, p);
-          panel<Bits, 1>(
+          panel<Bits, D, 1>(
               rows_of_panel(panels, p), blocks,
               {.args = &args,
                .block = m.data + output / kBlockOutputs * block_bytes(m),
@@ -309,7 +317,13 @@ struct Affine {
     }
   }
 
-  static void matmul(const MatmulArgs& args) { args.matrix->bits == 4 ? product<4>(args) : product<8>(args); }
+  template <uint32_t Bits>
+  static void product_of_bits(const MatmulArgs& args) {
+    args.matrix->digits == 1 ? product<Bits, 1>(args) : product<Bits, 2>(args);
+  }
+  static void matmul(const MatmulArgs& args) {
+    args.matrix->bits == 4 ? product_of_bits<4>(args) : product_of_bits<8>(args);
+  }
 
   // ---- the limit of the products ----
 

@@ -67,29 +67,37 @@ void lay_out_codes(const PackedMatrix& m, const std::byte* block, std::byte* til
   }
 }
 
-// The products of both digits of one group with B blocks: to[block][digit][row][output].
-template <uint32_t B>
+// The products of the digits of one group with B blocks: to[block][digit][row][output].
+template <uint32_t B, uint32_t D>
 LILY_INLINE void multiply_group(const std::byte* codes, size_t next_block, const std::byte* x, size_t digit,
                                 std::byte* to) {
   _tile_loadd(4, x, 64);
-  _tile_loadd(5, x + digit, 64);
-  _tile_zero(0);
-  _tile_zero(1);
   _tile_loadd(6, codes, 64);
+  _tile_zero(0);
   _tile_dpbsud(0, 4, 6);
-  _tile_dpbsud(1, 5, 6);
+  if constexpr (D == 2) {
+    _tile_loadd(5, x + digit, 64);
+    _tile_zero(1);
+    _tile_dpbsud(1, 5, 6);
+  }
   if constexpr (B == 2) {
-    _tile_zero(2);
-    _tile_zero(3);
     _tile_loadd(7, codes + next_block, 64);
+    _tile_zero(2);
     _tile_dpbsud(2, 4, 7);
-    _tile_dpbsud(3, 5, 7);
+    if constexpr (D == 2) {
+      _tile_zero(3);
+      _tile_dpbsud(3, 5, 7);
+    }
   }
   _tile_stored(0, to, 64);
-  _tile_stored(1, to + kTile, 64);
+  if constexpr (D == 2) {
+    _tile_stored(1, to + kTile, 64);
+  }
   if constexpr (B == 2) {
-    _tile_stored(2, to + 2 * kTile, 64);
-    _tile_stored(3, to + 3 * kTile, 64);
+    _tile_stored(2, to + D * kTile, 64);
+    if constexpr (D == 2) {
+      _tile_stored(3, to + 3 * kTile, 64);
+    }
   }
 }
 
@@ -105,7 +113,7 @@ struct RowTile {
 
 // A panel against B blocks. The next group is multiplied while the sums of this one are scaled; the scaling
 // is that of Affine::tile(), so that a row has the same bits in either.
-template <uint32_t B>
+template <uint32_t B, uint32_t D>
 void row_tile(const RowTile& t) {
   const MatmulArgs& args = *t.args;
   const PackedMatrix& m = *args.matrix;
@@ -114,17 +122,17 @@ void row_tile(const RowTile& t) {
   const uint32_t groups = m.cols / kTileGroup;
   const size_t digit = size_t{t.rows} * kTileGroup;
   const size_t next_codes = size_t{groups} * kTile;
-  const std::byte* scale = t.x + size_t{m.cols} * kDigits * t.rows;
-  alignas(64) std::byte products[2][B][2 * kTile];
+  const std::byte* scale = t.x + size_t{m.cols} * D * t.rows;
+  alignas(64) std::byte products[2][B][D * kTile];
   alignas(64) float sums[B][kTileRows][kBlockOutputs];
   __builtin_memset(sums, 0, sizeof(sums));
   finish_stores();
-  multiply_group<B>(t.codes, next_codes, t.x, digit, products[0][0]);
+  multiply_group<B, D>(t.codes, next_codes, t.x, digit, products[0][0]);
   for (uint32_t g = 0; g < groups; ++g) {
     if (g + 1 < groups) {
       const size_t next = g + 1;
-      multiply_group<B>(t.codes + next * kTile, next_codes, t.x + next * digit * kDigits, digit,
-                        products[next % 2][0]);
+      multiply_group<B, D>(t.codes + next * kTile, next_codes, t.x + next * digit * D, digit,
+                           products[next % 2][0]);
     }
     const std::byte* of_rows = scale + size_t{g} * kScalePair * t.rows;
     LILY_UNROLL
@@ -134,8 +142,10 @@ void row_tile(const RowTile& t) {
       const auto w_scale = Vectors::load_scale(wide, group, 0);
       const auto w_bias = Vectors::load_scale(wide, group + scales, 0);
       for (uint32_t r = 0; r < t.rows; ++r) {
-        const auto dot = V::add_int(V::next_digit(V::load_words(first + size_t{r} * 64)),
-                                    V::load_words(first + kTile + size_t{r} * 64));
+        auto dot = V::load_words(first + size_t{r} * 64);
+        if constexpr (D == 2) {
+          dot = V::add_int(V::next_digit(dot), V::load_words(first + kTile + size_t{r} * 64));
+        }
         const auto factor = V::mul(w_scale, V::splat(of_rows + size_t{r} * 4));
         auto sum = V::fma(factor, V::to_float(dot), V::load(sums[b][r]));
         sum = V::fma(w_bias, V::splat(of_rows + size_t{t.rows + r} * 4), sum);
@@ -152,6 +162,7 @@ void row_tile(const RowTile& t) {
   }
 }
 
+template <uint32_t D>
 void product(const MatmulArgs& args) {
   const PackedMatrix& m = *args.matrix;
   alignas(64) std::byte codes[size_t{kMaxCols} * kBlockOutputs * kWidth];
@@ -180,7 +191,7 @@ void product(const MatmulArgs& args) {
           configured = tile.rows;
           configure(configured);
         }
-        both ? row_tile<2>(tile) : row_tile<1>(tile);
+        both ? row_tile<2, D>(tile) : row_tile<1, D>(tile);
       }
     }
   }
@@ -188,7 +199,11 @@ void product(const MatmulArgs& args) {
 }
 
 void matmul(const MatmulArgs& args) {
-  panel_rows(args.matrix->input(), args.rows) == kTileRows ? product(args) : Vectors::matmul(args);
+  if (panel_rows(args.matrix->input(), args.rows) != kTileRows) {
+    Vectors::matmul(args);
+  } else {
+    args.matrix->digits == 1 ? product<1>(args) : product<2>(args);
+  }
 }
 
 // Three chains of tiles; every row has the same digits, every output the same codes.

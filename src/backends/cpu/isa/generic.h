@@ -122,61 +122,97 @@ struct Generic {
     }
   }
 
-  // One row on one strip of value columns: 32 of them, so that the strip (16 KB) stays in the first-level
-  // cache between the reading of m and the update.
-  static constexpr uint32_t kStrip = 32;
-  static void delta_strip(float* state, const DeltaArgs& args, uint32_t row, uint32_t column) {
-    constexpr uint32_t kVectors = kStrip / N;
-    const float* q = args.q + row * args.stride;
-    const float* k = args.k + row * args.stride;
-    const F decay = V::set1(args.decay[row * args.gate_stride]);
-    const F beta = V::set1(args.beta[row * args.gate_stride]);
-    F even[kVectors];
-    F odd[kVectors];
+  // Value columns are independent of each other: rows pass over a strip of them, two vectors wide, one after
+  // the other. A state is read and written once for each row: while row r is absorbed, what the key of row
+  // r + 1 finds in the new state is summed, too.
+  static constexpr uint32_t kStripVectors = 2;
+  static constexpr uint32_t kStrip = kStripVectors * N;
+  using StripSums = F[2][kStripVectors];  // of even and of odd keys
+
+  LILY_INLINE void clear(StripSums& sums) {
     LILY_UNROLL
-    for (uint32_t j = 0; j < kVectors; ++j) {
-      even[j] = odd[j] = V::zero();
-    }
-    for (uint32_t i = 0; i < Shape::kKeyDim; i += 2) {
-      const float* s = state + size_t{i} * Shape::kValueDim;
-      LILY_UNROLL
-      for (uint32_t j = 0; j < kVectors; ++j) {
-        even[j] = V::fma(V::set1(k[i]), V::load(s + j * N), even[j]);
-        odd[j] = V::fma(V::set1(k[i + 1]), V::load(s + Shape::kValueDim + j * N), odd[j]);
-      }
-    }
-    F delta[kVectors];
-    F out_even[kVectors];
-    F out_odd[kVectors];
-    LILY_UNROLL
-    for (uint32_t j = 0; j < kVectors; ++j) {
-      const F m = V::mul(decay, V::add(even[j], odd[j]));
-      delta[j] = V::mul(beta, V::sub(V::load(args.v + row * args.stride + column + j * N), m));
-      out_even[j] = out_odd[j] = V::zero();
-    }
-    for (uint32_t i = 0; i < Shape::kKeyDim; i += 2) {
-      float* s = state + size_t{i} * Shape::kValueDim;
-      LILY_UNROLL
-      for (uint32_t j = 0; j < kVectors; ++j) {
-        float* s0 = s + j * N;
-        float* s1 = s0 + Shape::kValueDim;
-        const F new0 = V::fma(V::set1(k[i]), delta[j], V::mul(decay, V::load(s0)));
-        const F new1 = V::fma(V::set1(k[i + 1]), delta[j], V::mul(decay, V::load(s1)));
-        V::store(s0, new0);
-        V::store(s1, new1);
-        out_even[j] = V::fma(V::set1(q[i]), new0, out_even[j]);
-        out_odd[j] = V::fma(V::set1(q[i + 1]), new1, out_odd[j]);
-      }
-    }
-    LILY_UNROLL
-    for (uint32_t j = 0; j < kVectors; ++j) {
-      V::store(args.out + row * args.out_stride + column + j * N, V::add(out_even[j], out_odd[j]));
+    for (uint32_t i = 0; i < 2 * kStripVectors; ++i) {
+      sums[i / kStripVectors][i % kStripVectors] = V::zero();
     }
   }
+  LILY_INLINE void read_strip(const float* state, size_t stride, const float* k, StripSums& found) {
+    clear(found);
+    for (uint32_t i = 0; i < Shape::kKeyDim; i += 2) {
+      LILY_UNROLL
+      for (uint32_t s = 0; s < 2 * kStripVectors; ++s) {
+        F& sum = found[s / kStripVectors][s % kStripVectors];
+        const float* at = state + (i + s / kStripVectors) * stride + s % kStripVectors * N;
+        sum = V::fma(V::set1(k[i + s / kStripVectors]), V::load(at), sum);
+      }
+    }
+  }
+  // found: of the key of this row; then, if there is a next one, of its key.
+  template <bool Next>
+  LILY_INLINE void absorb_row(float* state, size_t stride, const DeltaArgs& args, uint32_t row,
+                              uint32_t column, StripSums& found) {
+    const float* q = args.q + row * args.stride;
+    const float* k = args.k + row * args.stride;
+    const float* next_k = k + (Next ? args.stride : 0);
+    const F decay = V::set1(args.decay[row * args.gate_stride]);
+    const F beta = V::set1(args.beta[row * args.gate_stride]);
+    const float* v = args.v + row * args.stride + column;
+    F delta[kStripVectors];
+    LILY_UNROLL
+    for (uint32_t j = 0; j < kStripVectors; ++j) {
+      const F m = V::mul(decay, V::add(found[0][j], found[1][j]));
+      delta[j] = V::mul(beta, V::sub(V::load(v + j * N), m));
+    }
+    StripSums out;
+    clear(out);
+    clear(found);
+    for (uint32_t i = 0; i < Shape::kKeyDim; i += 2) {
+      LILY_UNROLL
+      for (uint32_t s = 0; s < 2 * kStripVectors; ++s) {
+        const uint32_t odd = s / kStripVectors;
+        const uint32_t j = s % kStripVectors;
+        float* at = state + (i + odd) * stride + j * N;
+        const F now = V::fma(V::set1(k[i + odd]), delta[j], V::mul(decay, V::load(at)));
+        V::store(at, now);
+        out[odd][j] = V::fma(V::set1(q[i + odd]), now, out[odd][j]);
+        if constexpr (Next) {
+          found[odd][j] = V::fma(V::set1(next_k[i + odd]), now, found[odd][j]);
+        }
+      }
+    }
+    LILY_UNROLL
+    for (uint32_t j = 0; j < kStripVectors; ++j) {
+      V::store(args.out + row * args.out_stride + column + j * N, V::add(out[0][j], out[1][j]));
+    }
+  }
+  static void delta_strip(float* state, size_t stride, const DeltaArgs& args, uint32_t column) {
+    StripSums found;
+    read_strip(state, stride, args.k, found);
+    for (uint32_t row = 0; row + 1 < args.rows; ++row) {
+      absorb_row<true>(state, stride, args, row, column, found);
+    }
+    absorb_row<false>(state, stride, args, args.rows - 1, column, found);
+  }
+  static void copy_strip(const float* from, size_t from_stride, float* to, size_t to_stride) {
+    for (uint32_t i = 0; i < Shape::kKeyDim; ++i) {
+      LILY_UNROLL
+      for (uint32_t j = 0; j < kStripVectors; ++j) {
+        V::store(to + i * to_stride + j * N, V::load(from + i * from_stride + j * N));
+      }
+    }
+  }
+  // Rows of a state are 512 bytes: a strip of them falls on a quarter of the sets of a first-level cache, and
+  // does not fit. Many rows work on a copy.
   static void delta_rule(const DeltaArgs& args) {
+    constexpr uint32_t kCopiedFrom = 4;
+    alignas(64) float copy[Shape::kKeyDim * kStrip];
     for (uint32_t column = 0; column < Shape::kValueDim; column += kStrip) {
-      for (uint32_t row = 0; row < args.rows; ++row) {
-        delta_strip(args.state + column, args, row, column);
+      float* state = args.state + column;
+      if (args.rows < kCopiedFrom) {
+        delta_strip(state, Shape::kValueDim, args, column);
+      } else {
+        copy_strip(state, Shape::kValueDim, copy, kStrip);
+        delta_strip(copy, kStrip, args, column);
+        copy_strip(copy, kStrip, state, Shape::kValueDim);
       }
     }
   }
