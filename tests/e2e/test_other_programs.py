@@ -33,5 +33,5 @@ def test_transformers_takes_the_dequantised_weights_and_agrees():
     pytest.importorskip("torch", reason="torch is not installed: make test-models")
     figures = agreement.compare(agreement.transformers_logits(MODEL), lily(), windows(4096, 1024))
     assert figures.tokens == 4096
-    assert figures.top1 >= 0.995, figures
+    assert figures.top1 >= 0.99, figures
     assert figures.mean_kl <= 1e-3, figures
