@@ -4,6 +4,7 @@
 #include "backends/cpu/kernels.h"
 #include "backends/host/host_backend.h"
 #include "reference/blocks.h"
+#include "tests/amx_emulator/emulated.h"
 
 namespace lily::test {
 namespace {
@@ -38,7 +39,9 @@ const std::vector<Implementation>& implementations() {
                      .model = 1e-4,
                      .router = 1e-5},
                     {}});
-    for (const cpu::IsaListing& isa : cpu::list_isas()) {
+    std::vector<cpu::IsaListing> isas = cpu::list_isas();
+    isas.push_back({cpu::test::emulated_amx_kernels(), cpu::test::can_emulate_amx()});
+    for (const cpu::IsaListing& isa : isas) {
       if (isa.usable) {
         list.push_back({"cpu-" + std::string(isa.kernels->name),
                         [kernels = isa.kernels](unsigned threads) -> Result<std::unique_ptr<host::Blocks>> {

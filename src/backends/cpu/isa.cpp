@@ -116,6 +116,26 @@ std::string usable_names() {
 
 }  // namespace
 
+// Here and not beside the tiles: this file runs on every processor.
+Kernels with_tiles(std::string_view name, const TileKernels& tiles, const Kernels& vectors) {
+  Kernels kernels = vectors;
+  kernels.name = name;
+  kernels.word = tiles.word;
+  kernels.panel_rows = tiles.panel_rows;
+  kernels.matmul = tiles.matmul;
+  kernels.multiply = tiles.multiply;
+  kernels.multiply_add_peak = tiles.multiply_add_peak;
+  return kernels;
+}
+
+const Kernels* amx_kernels() {
+  if (amx_tiles() == nullptr || avx512vnni_kernels() == nullptr) {
+    return nullptr;
+  }
+  static const Kernels table = with_tiles("amx", *amx_tiles(), *avx512vnni_kernels());
+  return &table;
+}
+
 std::vector<IsaListing> list_isas() {
   std::vector<IsaListing> isas;
   if (const Kernels* kernels = amx_kernels()) {

@@ -176,9 +176,20 @@ const Kernels* avx2_kernels();
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512vnni_kernels();
-const Kernels* amx_kernels();
+const Kernels* amx_kernels();  // AVX-512 VNNI with the products of amx_tiles()
 const Kernels* neon_kernels();
 const Kernels* i8mm_kernels();
+
+// What tiles of a processor replace of the table of its vectors.
+struct TileKernels {
+  uint32_t word;
+  uint32_t (*panel_rows)(const InputFormat& format, uint32_t rows);
+  void (*matmul)(const MatmulArgs& args);
+  std::string_view multiply;
+  uint64_t (*multiply_add_peak)(uint64_t rounds, std::byte* sink);
+};
+const TileKernels* amx_tiles();
+Kernels with_tiles(std::string_view name, const TileKernels& tiles, const Kernels& vectors);
 
 // Every variant compiled in, the fastest first, and whether this processor can run it.
 struct IsaListing {

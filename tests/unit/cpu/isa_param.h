@@ -1,4 +1,4 @@
-// Runs a test for every instruction set this processor can use.
+// Runs a test for every instruction set this processor can use, and for AMX with emulated tiles.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "backends/cpu/kernels.h"
+#include "tests/amx_emulator/emulated.h"
 
 namespace lily::cpu::test {
 
@@ -21,14 +22,31 @@ inline std::vector<std::string> usable_isas() {
   return names;
 }
 
+inline std::vector<std::string> tested_isas() {
+  std::vector<std::string> names = usable_isas();
+  if (can_emulate_amx()) {
+    names.emplace_back(kEmulatedAmx);
+  }
+  return names;
+}
+
 class IsaTest : public ::testing::TestWithParam<std::string> {
  protected:
-  const Kernels& kernels() const { return **choose_kernels(GetParam()); }
+  bool emulated() const { return GetParam() == kEmulatedAmx; }
+  const Kernels& kernels() const {
+    return emulated() ? *emulated_amx_kernels() : **choose_kernels(GetParam());
+  }
+};
+
+struct IsaName {
+  std::string operator()(const ::testing::TestParamInfo<std::string>& isa) const {
+    return isa.param == kEmulatedAmx ? "amx_emulated" : isa.param;
+  }
 };
 
 #define LILY_FOR_EACH_ISA(suite)                                                              \
-  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(::lily::cpu::test::usable_isas()), \
-                           [](const ::testing::TestParamInfo<std::string>& isa) { return isa.param; })
+  INSTANTIATE_TEST_SUITE_P(Isa, suite, ::testing::ValuesIn(::lily::cpu::test::tested_isas()), \
+                           ::lily::cpu::test::IsaName())
 
 inline std::vector<float> randoms(size_t count, uint32_t seed, float size = 1.0F) {
   std::mt19937 engine(seed);
