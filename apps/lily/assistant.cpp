@@ -48,6 +48,15 @@ Error to_error(const ApiError& error) { return {ErrorKind::invalid_input, error.
 
 }  // namespace
 
+Message text_message(std::string role, std::string text) {
+  Message message;
+  message.role = std::move(role);
+  if (!text.empty()) {
+    message.content.push_back({.kind = ContentPart::Kind::text, .text = std::move(text)});
+  }
+  return message;
+}
+
 ChatRequest AnswerOptions::request(Conversation conversation) const {
   ChatRequest request;
   request.conversation = std::move(conversation);

@@ -12,6 +12,9 @@
 
 namespace lily::app {
 
+// A message of nothing but text.
+Message text_message(std::string role, std::string text);
+
 // Options of an answer; what is absent is the model's default.
 struct AnswerOptions {
   std::optional<uint32_t> max_tokens;

@@ -17,6 +17,7 @@
 #include "apps/lily/model_source.h"
 #include "apps/lily/progress.h"
 #include "apps/lily/random_model.h"
+#include "apps/lily/say.h"
 #include "base/log.h"
 #include "base/threads.h"
 #include "text/tokenizer.h"
@@ -253,8 +254,8 @@ json::object json_of(const Loaded& loaded, const Bench& bench) {
 void print_head(const Loaded& loaded, const Bench& bench) {
   fmt::print("machine      {}; {}\n", loaded.backend->device().description, system_name());
   fmt::print("model        {}: {} layers of '{}', {:.2f} GB; lily {}\n", loaded.name,
-             loaded.plan.shape.layers, loaded.plan.shape.name,
-             static_cast<double>(loaded.file->bound_bytes()) / 1e9, LILY_VERSION);
+             loaded.plan.shape.layers, loaded.plan.shape.name, gigabytes(loaded.file->bound_bytes()),
+             LILY_VERSION);
   fmt::print("limits       {:.1f} GB/s read, {:.1f} G multiply-adds/s ({})\n",
              loaded.limits.read_bytes_per_second / 1e9, loaded.limits.multiply_adds_per_second / 1e9,
              loaded.limits.multiply);
@@ -269,7 +270,7 @@ void print_row(const BenchRow& row) {
   fmt::print("{:8}{:>7}{:>8}{:>9}{:>10.2f}{:>7.1f}%{:>10.2f}{:>8.2f}{:>7.1f}%{:>11.3f} s{:>9.2f}\n",
              to_string(row.measured.phase), row.measured.prompt, row.measured.depth, row.measured.parallel,
              row.tok_s, 100 * row.spread, row.bytes_per_token / 1e6, row.gb_s, 100 * row.share_of_limit,
-             row.ttft_s, static_cast<double>(row.peak_bytes) / 1e9);
+             row.ttft_s, gigabytes(row.peak_bytes));
   std::fflush(stdout);
 }
 
@@ -402,7 +403,7 @@ constexpr const char* kRandomHelp =
 void add_bench(CommandLine& line) {
   auto options = std::make_shared<Options>();
   CLI::App* command = line.app.add_subcommand("bench", kDescription);
-  command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
+  command->add_option("MODEL", options->model, kModelHelp);
   command->add_flag("--random", options->random, kRandomHelp);
   command->add_option("--shape", options->shape, "with --random: tiny or qwen36")
       ->check(CLI::IsMember({"tiny", "qwen36"}));

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <future>
 
+#include "apps/lily/assistant.h"
 #include "engine/engine.h"
 #include "server/jobs.h"
 #include "text/json.h"
@@ -83,9 +84,6 @@ class Replay {
   }
 
  private:
-  static Message text_message(std::string role, std::string text) {
-    return {std::move(role), {{ContentPart::Kind::text, std::move(text)}}, {}, {}};
-  }
   std::string words(double tokens) {
     return source_.take(std::max(1U, static_cast<uint32_t>(tokens * words_per_token_)));
   }

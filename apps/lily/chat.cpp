@@ -30,15 +30,6 @@ struct ChatOptions {
   DeviceOptions device;
 };
 
-Message text_message(const char* role, std::string text) {
-  Message message;
-  message.role = role;
-  if (!text.empty()) {
-    message.content.push_back({.kind = ContentPart::Kind::text, .text = std::move(text)});
-  }
-  return message;
-}
-
 class Chat {
  public:
   Chat(const ChatOptions& options, Assistant& assistant)
@@ -264,10 +255,11 @@ void add_chat(CommandLine& line) {
   auto options = std::make_shared<ChatOptions>();
   options->device.plan.sequences = 1;
   CLI::App* app = line.app.add_subcommand("chat", "Talk to the model in the terminal");
-  app->add_option("MODEL", options->model, "checkpoint folder or owner/name; absent = the small model");
+  app->add_option("MODEL", options->model, kModelHelp);
   app->add_option("--system", options->system, "system message");
   add_answer_options(*app, options->answer);
   add_device_options(*app, options->device);
+  add_context_option(*app, options->device);
   app->callback([&line, options] { line.chosen = [options] { return chat(*options); }; });
 }
 

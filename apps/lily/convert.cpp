@@ -20,8 +20,6 @@ struct Options {
   ConvertOptions convert;
 };
 
-double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
-
 Result<void> run(const Options& given) {
   LILY_TRY(const std::filesystem::path source, find_model(given.source));
   ConvertOptions options = given.convert;
@@ -48,8 +46,8 @@ Result<void> run(const Options& given) {
 void add_convert(CommandLine& line) {
   auto options = std::make_shared<Options>();
   CLI::App* command = line.app.add_subcommand(
-      "convert", "quantise the published bf16 checkpoint to 4 bits in the MLX layout, MTP layer kept");
-  command->add_option("SRC", options->source, "folder or repository of the published checkpoint")->required();
+      "convert", "Quantise the published bf16 checkpoint to 4 bits in the MLX layout, MTP layer kept");
+  command->add_option("SRC", options->source, "published checkpoint: folder or owner/name")->required();
   command->add_option("DST", options->destination, "folder to make")->required();
   command->add_option("--bits", options->convert.format.bits, "bits of a weight (router and shared gate: 8)")
       ->check(CLI::IsMember({4, 8}));

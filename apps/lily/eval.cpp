@@ -324,7 +324,7 @@ void add_perplexity(CLI::App& eval, CommandLine& line) {
       "Perplexity of a text. Windows of --window tokens, each --stride after the one before; the first "
       "scores all "
       "its tokens but the very first, each other one only the tokens that none scored before.");
-  command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
+  command->add_option("MODEL", options->model, kModelHelp);
   add_text_options(*command, *options);
   command->add_option("--stride", options->stride, "tokens from one window to the next")
       ->check(CLI::Range(1U, Limits::kMaxContext));
@@ -339,7 +339,7 @@ void add_agreement(CLI::App& eval, CommandLine& line) {
                                           "next token of a text: top-1 agreement, "
                                           "KL(other || MODEL), and whether disagreements are near-ties. "
                                           "Windows of --window tokens, side by side.");
-  command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
+  command->add_option("MODEL", options->model, kModelHelp);
   command->add_option("--against", options->against, "the other model; left out: MODEL itself");
   command->add_option("--against-device", options->against_device,
                       "device of the other model; left out: --device with --against, else the reference (or "
@@ -359,7 +359,7 @@ void add_logits(CLI::App& eval, CommandLine& line) {
       "logits",
       "Logits after every token of a list, as a float32 array [tokens, vocabulary]: those of the float32 "
       "reference unless a device is named");
-  command->add_option("MODEL", options->model, "checkpoint folder or repository; left out: the small model");
+  command->add_option("MODEL", options->model, kModelHelp);
   command->add_option("--tokens", options->ids, "a JSON array of token ids")->required();
   command->add_option("--out", options->out, "the .npy file to write")->required();
   // What another program's logits are compared with are those of the equations, not of a device's types.

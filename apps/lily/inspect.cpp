@@ -6,6 +6,7 @@
 
 #include "apps/lily/commands.h"
 #include "apps/lily/model_source.h"
+#include "apps/lily/say.h"
 #include "weights/inspect.h"
 
 namespace lily::app {
@@ -18,8 +19,6 @@ struct Options {
   bool json = false;
   PlanOptions plan;
 };
-
-double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
 json::object to_json(const Inspection& found) {
   json::object out{{"folder", found.folder}, {"files", found.files}, {"layout", to_string(found.layout)}};
@@ -101,8 +100,8 @@ Result<void> run(const Options& options) {
 void add_inspect(CommandLine& line) {
   auto options = std::make_shared<Options>();
   CLI::App* command = line.app.add_subcommand(
-      "inspect", "what is in a checkpoint, what it needs in memory, every fault at once");
-  command->add_option("MODEL", options->model, "folder, or repository in the Hugging Face cache")->required();
+      "inspect", "What is in a checkpoint, what it needs in memory, every fault at once");
+  command->add_option("MODEL", options->model, "checkpoint folder or owner/name")->required();
   command->add_flag("--json", options->json, "as one JSON object");
   command->add_option("--ctx", options->plan.context, "tokens of a conversation, for the memory it needs")
       ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));

@@ -68,8 +68,8 @@ int run(const CommandLine& line) {
 
 int main_of(int argc, char** argv) {
   open_standard_streams();
-  std::signal(SIGPIPE,
-              SIG_IGN);  // a closed pipe or socket is an error of that write, not the end of the process
+  // A closed pipe or socket is an error of that write, not the end of the process.
+  std::signal(SIGPIPE, SIG_IGN);
   std::signal(SIGBUS, on_bus_error);
   set_up_logging();
   CLI::App app{"lily runs Qwen3.6-35B-A3B and nothing else: `lily serve` starts the API server."};

@@ -10,6 +10,7 @@
 
 #include "apps/lily/commands.h"
 #include "apps/lily/progress.h"
+#include "apps/lily/say.h"
 #include "base/log.h"
 
 #if defined(__APPLE__)
@@ -99,8 +100,6 @@ uint64_t physical_memory() {
   return static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGE_SIZE));
 }
 
-double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
-
 Result<void> check_memory(const MemoryNeed& need, const Plan& plan, uint64_t have) {
   log_info(
       "memory: {:.2f} GB of the file, {:.2f} GB repacked, {:.2f} GB workspace, {} x {:.3f} GB for up to {} "
@@ -148,7 +147,8 @@ Result<fs::path> find_model(const std::string& model) {
 
 void add_compute_options(CLI::App& app, DeviceOptions& options) {
   app.add_option("--device", options.device, "auto, or one that `lily devices` lists");
-  app.add_option("--threads", options.backend.threads, "threads to compute with, at most one per usable core; 0 = all cores")
+  app.add_option("--threads", options.backend.threads,
+                 "threads to compute with, at most one per usable core; 0 = all cores")
       ->check(CLI::Range(0U, kMostThreads));
   app.add_option("--isa", options.backend.isa,
                  "instruction set of the CPU kernels; empty = the best this machine has");
@@ -161,6 +161,9 @@ void add_device_options(CLI::App& app, DeviceOptions& options) {
   app.add_flag("--repack-cache", options.repack_cache,
                "CPU: keep the packed weights in the model's folder (as much disk again) and map them at the "
                "next start");
+}
+
+void add_context_option(CLI::App& app, DeviceOptions& options) {
   app.add_option("--ctx", options.plan.context, "tokens that a conversation may hold")
       ->check(CLI::Range(Limits::kMinContext, Limits::kMaxContext));
 }

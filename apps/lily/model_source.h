@@ -15,6 +15,8 @@
 
 namespace lily::app {
 
+inline constexpr const char* kModelHelp = "checkpoint folder or owner/name; absent = the small model";
+
 // A folder; or the name of a repository in the Hugging Face cache ("owner/name": its snapshot in HF_HOME or
 // ~/.cache/huggingface/hub); or, when empty, the small model that comes with lily. The error for an absent
 // repository has the command that gets it.
@@ -27,9 +29,11 @@ struct DeviceOptions {
   bool repack_cache = false;  // backend.packed_cache lies in the model's folder
   PlanOptions plan;
 };
-void add_device_options(CLI::App& app, DeviceOptions& options);
-// The same without --ctx, for a command that knows how many tokens it will hold.
 void add_compute_options(CLI::App& app, DeviceOptions& options);
+// For commands that load a checkpoint: --repack-cache too.
+void add_device_options(CLI::App& app, DeviceOptions& options);
+// For those whose conversations have a length of their own: --ctx.
+void add_context_option(CLI::App& app, DeviceOptions& options);
 
 // A model ready to compute. Members are destroyed in the right order (backend before file).
 struct LoadedModel {

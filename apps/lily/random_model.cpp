@@ -8,6 +8,7 @@
 #include <string>
 
 #include "apps/lily/progress.h"
+#include "apps/lily/say.h"
 
 #if defined(__linux__)
 #include <linux/magic.h>
@@ -19,11 +20,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr uint64_t kSmallFiles = uint64_t{8}
-                                 << 20;  // config.json, tokenizer.json, headers, with room to spare
+// config.json, tokenizer.json, headers, with room to spare.
+constexpr uint64_t kSmallFiles = uint64_t{8} << 20;
 constexpr uint64_t kLeftFree = uint64_t{1536} << 20;  // of memory: workspace, states and everybody else
-
-double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
 bool is_memory_backed(const fs::path& folder) {
 #if defined(__linux__)

@@ -59,16 +59,10 @@ Result<GenerationRequest> prepare(const RunOptions& options, const Assistant& as
     return assistant.prepare_raw(options.answer.request({}), prompt);
   }
   Conversation conversation;
-  const auto say = [&](const char* role, std::string text) {
-    Message message;
-    message.role = role;
-    message.content.push_back({.kind = ContentPart::Kind::text, .text = std::move(text)});
-    conversation.messages.push_back(std::move(message));
-  };
   if (!options.system.empty()) {
-    say("system", options.system);
+    conversation.messages.push_back(text_message("system", options.system));
   }
-  say("user", std::move(prompt));
+  conversation.messages.push_back(text_message("user", std::move(prompt)));
   ChatRequest request = options.answer.request(std::move(conversation));
   LILY_TRY_VOID(options.answer.read_tools_into(request));
   return assistant.prepare(request);
@@ -97,16 +91,17 @@ void add_run(CommandLine& line) {
   auto options = std::make_shared<RunOptions>();
   options->device.plan.sequences = 1;
   CLI::App* app = line.app.add_subcommand("run", "Answer one prompt");
-  app->add_option("MODEL", options->model, "checkpoint folder or owner/name; absent = the small model");
+  app->add_option("MODEL", options->model, kModelHelp);
   auto* prompt = app->add_option("-p,--prompt", options->prompt, "what to answer");
   auto* file = app->add_option("-f,--prompt-file", options->prompt_file, "read it from a file; - = stdin");
   prompt->excludes(file);
-  app->add_option("--system", options->system, "system message")
-      ->excludes(
-          app->add_flag("--raw", options->raw, "continue the text as it is, without the chat template"));
+  auto* raw = app->add_flag("--raw", options->raw, "continue the text as it is, without the chat template");
+  app->add_option("--system", options->system, "system message")->excludes(raw);
   app->add_flag("--json", options->json, "one JSON object: text, reasoning, tool_calls, finish, usage");
   add_answer_options(*app, options->answer);
+  app->get_option("--tools")->excludes(raw);
   add_device_options(*app, options->device);
+  add_context_option(*app, options->device);
   app->callback([&line, options, prompt, file] {
     if (prompt->count() + file->count() == 0) {
       throw CLI::RequiredError("-p or -f");

@@ -12,13 +12,15 @@ Result<void> score(const LoadedModel& model, std::span<const int32_t> tokens, Ro
   LILY_TRY(const auto state, model.backend->new_state(static_cast<uint32_t>(tokens.size())));
   for (size_t first = 0; first < tokens.size(); first += model.plan.chunk) {
     const size_t count = std::min<size_t>(model.plan.chunk, tokens.size() - first);
-    const std::array<Slice, 1> slices{Slice{
-        .state = state.get(), .tokens = tokens.subspan(first, count), .logits_rows = static_cast<uint32_t>(count)}};
+    const std::array<Slice, 1> slices{Slice{.state = state.get(),
+                                            .tokens = tokens.subspan(first, count),
+                                            .logits_rows = static_cast<uint32_t>(count)}};
     LILY_TRY(const Ticket ticket, model.backend->submit({.slices = slices}));
     LILY_TRY(const Output output, model.backend->collect(ticket));
     const SliceOutput& slice = output.slices[0];
     if (!slice.finite) {
-      return fail(ErrorKind::internal, "the logits of tokens {} to {} are not finite", first, first + count - 1);
+      return fail(ErrorKind::internal, "the logits of tokens {} to {} are not finite", first,
+                  first + count - 1);
     }
     for (size_t row = 0; row < count; ++row) {
       LILY_TRY_VOID(sink(first + row, std::span(slice.logits).subspan(row * vocab, vocab)));

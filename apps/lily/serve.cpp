@@ -145,13 +145,13 @@ Result<Served> load(const ServeOptions& options) {
   EngineOptions engine_options = options.engine;
   engine_options.cache_bytes = options.cache_mib ? *options.cache_mib << 20U : default_cache_bytes(model);
   log_info("conversations: {:.2f} GB for those that run and those that are kept",
-           static_cast<double>(engine_options.cache_bytes) / 1e9);
+           gigabytes(engine_options.cache_bytes));
   if (const uint64_t one = model.need.per_sequence;
       engine_options.cache_bytes > 0 && engine_options.cache_bytes < one + one / 16) {
     log_warn(
         "--cache-ram: {:.2f} GB do not hold a conversation of the whole context, {:.2f} GB: one that has "
         "no room is read anew each time",
-        static_cast<double>(engine_options.cache_bytes) / 1e9, static_cast<double>(one) / 1e9);
+        gigabytes(engine_options.cache_bytes), gigabytes(one));
   }
   if (!options.cache_folder.empty()) {
     engine_options.disk = DiskOptions{.folder = options.cache_folder,
@@ -239,7 +239,7 @@ Result<void> serve(ServeOptions options) {
 }
 
 void add_options(CLI::App& app, ServeOptions& options) {
-  app.add_option("MODEL", options.model, "checkpoint folder or owner/name; absent = the small model");
+  app.add_option("MODEL", options.model, kModelHelp);
   app.add_option("--host", options.server.host, "address or name to listen on");
   app.add_option("--port", options.server.port, "0 = any free one")->check(CLI::Range(0, 65'535));
   app.add_option("--parallel", options.device.plan.sequences, "answers computed at once")
@@ -286,13 +286,15 @@ void add_options(CLI::App& app, ServeOptions& options) {
   app.add_option("--drain", options.drain_seconds, "seconds that running answers get after Ctrl-C or SIGTERM")
       ->check(number_from(0, 3600));
   add_device_options(app, options.device);
+  add_context_option(app, options.device);
 }
 
 }  // namespace
 
 void add_serve(CommandLine& line) {
   auto options = std::make_shared<ServeOptions>();
-  CLI::App* app = line.app.add_subcommand("serve", "Serve the OpenAI API, and a page to talk to the model");
+  CLI::App* app = line.app.add_subcommand(
+      "serve", "Serve the APIs of OpenAI and Anthropic, and a page to talk to the model");
   add_options(*app, *options);
   app->callback([&line, options] { line.chosen = [options] { return serve(*options); }; });
 }

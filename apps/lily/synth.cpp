@@ -42,7 +42,7 @@ Result<void> run(const Options& given) {
            }));
   bar.finish();
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  say("{:.2f} GB in {:.1f} s\n", static_cast<double>(report.bytes) / 1e9, seconds);
+  say("{:.2f} GB in {:.1f} s\n", gigabytes(report.bytes), seconds);
   if (!report.has_tokenizer) {
     say("no tokenizer: the checkpoint is for `lily eval logits` and other computing on token ids; give "
         "--tokenizer FOLDER for one that can be talked to\n");
@@ -56,7 +56,7 @@ Result<void> run(const Options& given) {
 void add_synth(CommandLine& line) {
   auto options = std::make_shared<Options>();
   CLI::App* command =
-      line.app.add_subcommand("synth", "make a checkpoint of random weights in the MLX 4-bit layout");
+      line.app.add_subcommand("synth", "Make a checkpoint of random weights in the MLX 4-bit layout");
   command->add_option("DST", options->destination, "folder to make")->required();
   command->add_option("--shape", options->shape, "tiny or qwen36")
       ->required()

@@ -1,4 +1,4 @@
-// The HTTP server: OpenAI's chat-completions API over one engine. One thread runs all connections (run());
+// The HTTP server: the APIs of OpenAI and Anthropic over one engine. One thread runs all connections (run());
 // rendering and tokenising happen on a small pool, generation on the engine's thread, so that no client waits
 // for another's socket.
 #pragma once
@@ -35,8 +35,7 @@ struct ServerOptions {
   bool allow_anonymous = false;       // listen beyond this machine without an API key
   std::string allowed_origin = "*";   // of CORS; empty = no such header
   uint64_t max_body_bytes = Limits::kMaxBodyBytes;
-  uint64_t max_total_body_bytes = 256U
-                                  << 20;  // of all requests that are read or prepared at a time; then 503
+  uint64_t max_total_body_bytes = 256U << 20;  // of all requests read or prepared at a time; then 503
   uint32_t max_header_bytes = 64U << 10;
   uint32_t max_connections = 1'024;      // one more is answered with 503
   uint32_t max_unread_bytes = 8U << 20;  // of an answer that its reader does not take; then it is cancelled
