@@ -53,7 +53,12 @@ struct MetalBackend::Impl {
   std::array<PassRecord, kMaxInFlight> records;
   host::Tickets tickets;
 
-  ~Impl() { settle_all(); }
+  ~Impl() {
+    settle_all();
+    if (context) {
+      context->take_back();
+    }
+  }
   PassRecord& record(Ticket ticket) { return records[ticket % kMaxInFlight]; }
   std::optional<host::StateFacts> facts_of(const SequenceState* any) const;
   void settle(PassRecord& record);
@@ -88,9 +93,24 @@ Result<std::unique_ptr<Backend>> make_backend(std::unique_ptr<Device> device, st
 const DeviceInfo& MetalBackend::device() const { return impl_->info; }
 uint64_t MetalBackend::device_bytes() const { return impl_->device->peak_bytes(); }
 uint64_t MetalBackend::state_bytes() const {
-  return impl_->context ? impl_->context->buffer_bytes +
-                              impl_->context->pages->taken() * impl_->context->pages->page_bytes()
-                        : 0;
+  if (!impl_->context) {
+    return 0;
+  }
+  StateContext& of = *impl_->context;
+  of.take_back();
+  return of.buffer_bytes + of.stored_bytes + of.pages->taken() * of.pages->page_bytes();
+}
+
+std::string MetalBackend::checkpoint_layout() const {
+  const Shape& shape = impl_->plan.shape;
+  return fmt::format("metal 1, {} of {} layers, bf16, pages of {}", shape.name, shape.layers, kPageTokens);
+}
+
+Result<std::unique_ptr<Checkpoint>> MetalBackend::read_checkpoint(const StoredForm& form,
+                                                                  ByteSource& source) {
+  LILY_TRY_VOID(host::check_stored(impl_->runner.has_value(), impl_->plan, form));
+  LILY_TRY(auto checkpoint, MetalCheckpoint::read(impl_->context, form, source));
+  return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
 Result<DeviceLimits> MetalBackend::measure_limits() {

@@ -31,6 +31,8 @@ class MetalBackend final : public Backend {
   Result<Output> collect(Ticket ticket) override;
   uint64_t device_bytes() const override;
   uint64_t state_bytes() const override;
+  std::string checkpoint_layout() const override;
+  Result<std::unique_ptr<Checkpoint>> read_checkpoint(const StoredForm& form, ByteSource& source) override;
 
   // The same for weights that lie in no file: they are copied.
   Result<MemoryNeed> estimate(const ModelWeights& weights, const Plan& plan) const;

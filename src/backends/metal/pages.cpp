@@ -17,9 +17,17 @@ Result<void> PagePool::reserve(uint32_t pages) {
   for (uint32_t page = pages; page > capacity_; --page) {  // low numbers are taken first
     free_.push_back(page - 1);
   }
-  buffer_ = std::move(larger);
+  {
+    const std::lock_guard lock(moving_);
+    buffer_.swap(larger);
+  }
   capacity_ = pages;
   return {};
+}
+
+void PagePool::copy(const Page& page, std::span<std::byte> to) const {
+  const std::lock_guard lock(moving_);
+  std::memcpy(to.data(), bytes_of(page), page_bytes_);
 }
 
 Result<PagePool::Page> PagePool::take() {

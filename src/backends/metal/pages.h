@@ -1,9 +1,11 @@
 // Keys and values of all sequences in one buffer of pages, so that a kernel finds any page by its number. The
-// buffer grows by being copied; pages keep their numbers.
+// buffer grows by being copied; pages keep their numbers. Of the device's thread alone, but for copy().
 #pragma once
 
 #include <functional>
 #include <memory>
+#include <mutex>
+#include <span>
 #include <vector>
 
 #include "backends/metal/encoder.h"
@@ -21,6 +23,8 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
   using Page = std::shared_ptr<const uint32_t>;
   Result<Page> take();
   std::byte* bytes_of(const Page& page) const { return buffer_->contents() + *page * page_bytes_; }
+  // From any thread, of a page that nobody writes to: `to` has page_bytes().
+  void copy(const Page& page, std::span<std::byte> to) const;
   uint64_t page_bytes() const { return page_bytes_; }
   uint64_t taken() const { return taken_; }
   const std::unique_ptr<Buffer>& buffer() const { return buffer_; }
@@ -31,6 +35,7 @@ class PagePool : public std::enable_shared_from_this<PagePool> {
   Device& device_;
   uint64_t page_bytes_;
   std::function<void()> settle_;
+  mutable std::mutex moving_;  // held while the buffer is exchanged, and by copy()
   std::unique_ptr<Buffer> buffer_;
   uint32_t capacity_ = 0;
   uint64_t taken_ = 0;

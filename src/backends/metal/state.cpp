@@ -32,6 +32,19 @@ uint64_t StateContext::bytes_per_sequence(const Plan& plan) {
          pages_for(plan.context) * page_bytes(plan.shape);
 }
 
+StateContext::~StateContext() = default;
+
+void StateContext::bury(Remains remains) {
+  const std::lock_guard lock(mutex);
+  buried.push_back(std::move(remains));
+}
+
+void StateContext::take_back() {
+  std::vector<Remains> ended;
+  const std::lock_guard lock(mutex);
+  ended.swap(buried);
+}
+
 StateContext::StateContext(Device& on, const Plan& plan_of, std::function<void()> settle_with)
     : device(on),
       plan(plan_of),
@@ -62,8 +75,106 @@ void StateBuffer::copy_from(const StateBuffer& other) const {
 }
 
 // ---- Checkpoints ----------------------------------------------------------------------------------------
+MetalCheckpoint::~MetalCheckpoint() { context_->bury(std::move(held_)); }
+
 uint64_t MetalCheckpoint::bytes() const {
-  return recurrent_.get()->size() + side_.get()->size() + pages_.size() * context_->pages->page_bytes();
+  const Shape& shape = context_->plan.shape;
+  return DeviceModel::recurrent_bytes(shape) + StateContext::side_bytes(shape) +
+         StateContext::pages_for(length_) * StateContext::page_bytes(shape);
+}
+
+Result<void> MetalCheckpoint::write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const {
+  static_assert(kRowUnit % kPageTokens == 0);
+  LILY_CHECK(begin % kRowUnit == 0 && begin <= end && end <= length_ &&
+             (end % kRowUnit == 0 || end == length_));
+  std::vector<std::byte> copy(context_->pages->page_bytes());
+  for (uint32_t page = begin / kPageTokens; page < StateContext::pages_for(end); ++page) {
+    PagePool::Page held;
+    {
+      const std::lock_guard lock(context_->mutex);
+      if (page < held_.pages.size()) {
+        held = held_.pages[page];
+      } else {
+        std::memcpy(copy.data(), stored_->data.data() + (page - held_.pages.size()) * copy.size(),
+                    copy.size());
+      }
+    }
+    if (held) {
+      context_->pages->copy(held, copy);
+    }
+    LILY_TRY_VOID(sink.write(copy));
+  }
+  return {};
+}
+
+Result<void> MetalCheckpoint::write_rest(ByteSink& sink) const {
+  const size_t bytes = DeviceModel::recurrent_bytes(context_->plan.shape);
+  std::shared_ptr<const Stored> stored;
+  {
+    const std::lock_guard lock(context_->mutex);
+    stored = stored_;
+  }
+  return sink.write(stored ? std::span(stored->data).last(bytes)
+                           : std::span<const std::byte>(held_.recurrent.get()->contents(), bytes));
+}
+
+Result<std::unique_ptr<MetalCheckpoint>> MetalCheckpoint::read(const std::shared_ptr<StateContext>& context,
+                                                               const StoredForm& form, ByteSource& source) {
+  const Shape& shape = context->plan.shape;
+  const uint64_t page_bytes = StateContext::page_bytes(shape);
+  const uint32_t pages = StateContext::pages_for(form.length);
+  auto checkpoint = std::make_unique<MetalCheckpoint>(context, form.length);
+  const auto* base = dynamic_cast<const MetalCheckpoint*>(form.base);
+  if (form.shared > 0 && (base == nullptr || base->context_ != context)) {
+    return fail(ErrorKind::invalid_input, "the checkpoint to share rows with is of another backend");
+  }
+  // Of the pages to share, those that lie in the host's memory yet are copied.
+  const uint32_t shared = form.shared / kPageTokens;
+  uint32_t held = 0;
+  std::shared_ptr<const Stored> stored_of_base;
+  if (shared > 0) {
+    LILY_CHECK(form.shared % kRowUnit == 0 && form.shared <= std::min(form.length, base->length_));
+    const std::lock_guard lock(context->mutex);
+    stored_of_base = base->stored_;
+    const std::vector<PagePool::Page>& of = base->held_.pages;
+    held = std::min(shared, static_cast<uint32_t>(of.size()));
+    checkpoint->held_.pages.assign(of.begin(), of.begin() + held);
+  }
+  auto stored =
+      std::make_shared<Stored>(*context, (pages - held) * page_bytes + DeviceModel::recurrent_bytes(shape));
+  const uint64_t copied = (shared - held) * page_bytes;
+  if (copied > 0) {
+    std::memcpy(stored->data.data(), stored_of_base->data.data(), copied);
+  }
+  LILY_TRY_VOID(source.read(std::span(stored->data).subspan(copied)));
+  checkpoint->stored_ = std::move(stored);
+  return checkpoint;
+}
+
+Result<void> MetalCheckpoint::place() const {
+  if (!stored_) {  // this thread alone changes it
+    return {};
+  }
+  const Shape& shape = context_->plan.shape;
+  PagePool& pool = *context_->pages;
+  Remains placed{.recurrent = {}, .side = {}, .pages = held_.pages};
+  const std::byte* from = stored_->data.data();
+  while (placed.pages.size() < StateContext::pages_for(length_)) {
+    LILY_TRY(PagePool::Page page, pool.take());
+    std::memcpy(pool.bytes_of(page), from, pool.page_bytes());
+    from += pool.page_bytes();
+    placed.pages.push_back(std::move(page));
+  }
+  LILY_TRY(placed.recurrent, StateBuffer::allocate(context_, DeviceModel::recurrent_bytes(shape),
+                                                   "recurrent states of a checkpoint"));
+  LILY_TRY(placed.side,
+           StateBuffer::allocate(context_, StateContext::side_bytes(shape), "token counts of a checkpoint"));
+  std::memcpy(placed.recurrent.get()->contents(), from, placed.recurrent.get()->size());
+  std::memset(placed.side.get()->contents(), 0, placed.side.get()->size());
+  const std::lock_guard lock(context_->mutex);
+  std::swap(held_, placed);
+  stored_.reset();
+  return {};
 }
 
 // ---- States ---------------------------------------------------------------------------------------------
@@ -111,6 +222,7 @@ void MetalState::page_numbers(uint32_t tokens, uint32_t* to) const {
 // A page that is shared was reached by save() or resume(), which waited: no pass writes to it.
 Result<void> MetalState::begin_rows(uint32_t position, uint32_t rows, bool provisional) {
   LILY_CHECK(rows > 0 && position + rows <= max_tokens_);
+  context_->take_back();  // and what checkpoints held that are gone is shared no more
   PagePool& pool = *context_->pages;
   const uint32_t end = StateContext::pages_for(position + rows);
   for (uint32_t page = position / kPageTokens; page < end; ++page) {
@@ -149,13 +261,13 @@ Result<std::unique_ptr<Checkpoint>> MetalState::save() {
   wait();
   LILY_TRY_VOID(host::check_save(flags_->failed, draft_rows_));
   auto checkpoint = std::make_unique<MetalCheckpoint>(context_, length_);
-  LILY_TRY(checkpoint->recurrent_,
+  Remains& held = checkpoint->held_;
+  LILY_TRY(held.recurrent,
            StateBuffer::allocate(context_, recurrent_.get()->size(), "recurrent states of a checkpoint"));
-  LILY_TRY(checkpoint->side_,
-           StateBuffer::allocate(context_, side_.get()->size(), "token counts of a checkpoint"));
-  checkpoint->recurrent_.copy_from(recurrent_);
-  checkpoint->side_.copy_from(side_);
-  checkpoint->pages_.assign(pages_.begin(), pages_.begin() + StateContext::pages_for(length_));
+  LILY_TRY(held.side, StateBuffer::allocate(context_, side_.get()->size(), "token counts of a checkpoint"));
+  held.recurrent.copy_from(recurrent_);
+  held.side.copy_from(side_);
+  held.pages.assign(pages_.begin(), pages_.begin() + StateContext::pages_for(length_));
   checkpoint->samples_ = samples_;
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
@@ -165,9 +277,10 @@ Result<void> MetalState::resume(const Checkpoint& checkpoint) {
   const auto* from = dynamic_cast<const MetalCheckpoint*>(&checkpoint);
   LILY_TRY_VOID(
       host::check_resume(from != nullptr && from->context_ == context_ ? from : nullptr, max_tokens_));
-  recurrent_.copy_from(from->recurrent_);
-  side_.copy_from(from->side_);
-  pages_.assign(from->pages_.begin(), from->pages_.end());
+  LILY_TRY_VOID(from->place());
+  recurrent_.copy_from(from->held_.recurrent);
+  side_.copy_from(from->held_.side);
+  pages_ = from->held_.pages;
   length_ = from->length_;
   samples_ = from->samples_;
   draft_rows_ = 0;

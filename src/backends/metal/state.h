@@ -3,8 +3,10 @@
 // side buffer with the token sampled last and the counts that penalties look at.
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <vector>
 
@@ -15,16 +17,27 @@
 
 namespace lily::metal {
 
-// Sizes and pools that all states of a backend share.
+struct Remains;
+
+// Sizes and pools that all states of a backend share. Of the device's thread alone, where nothing else is
+// said.
 struct StateContext {
   StateContext(Device& device, const Plan& plan, std::function<void()> settle);
+  ~StateContext();
+  // What a checkpoint held, from whatever thread it ended in, until the device's thread takes it back. It
+  // must be taken back before the context can end.
+  void bury(Remains remains);
+  void take_back();
 
   Device& device;
   Plan plan;
   // Waits for the passes that are submitted and marks the states that they left unusable.
   std::function<void()> settle;
   std::shared_ptr<PagePool> pages;
-  uint64_t buffer_bytes = 0;  // of recurrent states and side buffers, now
+  uint64_t buffer_bytes = 0;               // of recurrent states and side buffers, now
+  std::atomic<uint64_t> stored_bytes = 0;  // of checkpoints that were read and not yet placed
+  std::mutex mutex;  // of `buried`, and of the parts of checkpoints that place() changes
+  std::vector<Remains> buried;
 
   static uint64_t page_bytes(const Shape& shape);
   static uint32_t pages_for(uint32_t tokens);
@@ -52,23 +65,52 @@ class StateBuffer {
   std::unique_ptr<Buffer> buffer_;
 };
 
+struct Remains {
+  StateBuffer recurrent, side;
+  std::vector<PagePool::Page> pages;
+};
+
 using host::StateFlags;
 
+// One that was read lies in the host's memory until a state resumes it: pages are taken by the device's
+// thread alone.
 class MetalCheckpoint final : public Checkpoint {
  public:
   MetalCheckpoint(std::shared_ptr<StateContext> context, uint32_t length)
       : context_(std::move(context)), length_(length) {}
+  ~MetalCheckpoint() override;
+  MetalCheckpoint(const MetalCheckpoint&) = delete;
+  MetalCheckpoint& operator=(const MetalCheckpoint&) = delete;
   uint32_t length() const override { return length_; }
   // Pages count in full although others may share them.
   uint64_t bytes() const override;
+  // Per page its bytes, the last one whole; the rest are the recurrent states. The counts of an answer and
+  // its last token are not stored: a checkpoint that was read starts a new answer.
+  Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const override;
+  Result<void> write_rest(ByteSink& sink) const override;
+  static Result<std::unique_ptr<MetalCheckpoint>> read(const std::shared_ptr<StateContext>& context,
+                                                       const StoredForm& form, ByteSource& source);
 
  private:
   friend class MetalState;
+  // What was read: the pages that follow those of `held_`, and the recurrent states.
+  struct Stored {
+    explicit Stored(StateContext& of, size_t bytes) : context(of), data(bytes) {
+      context.stored_bytes += bytes;
+    }
+    ~Stored() { context.stored_bytes -= data.size(); }
+    Stored(const Stored&) = delete;
+    Stored& operator=(const Stored&) = delete;
+    StateContext& context;
+    std::vector<std::byte> data;
+  };
+  Result<void> place() const;  // what is stored to where a state finds it
+
   std::shared_ptr<StateContext> context_;
   uint32_t length_;
   bool samples_ = false;
-  StateBuffer recurrent_, side_;
-  std::vector<PagePool::Page> pages_;
+  mutable Remains held_;
+  mutable std::shared_ptr<const Stored> stored_;
 };
 
 class MetalState final : public SequenceState {
