@@ -43,7 +43,8 @@ Result<SynthReport> synthesise(const std::filesystem::path& destination, const S
                                FunctionRef<void(uint64_t done, uint64_t total)> progress);
 
 // A byte-level tokenizer of the Qwen kind that fills `vocab` ids: 256 bytes, pairs of printable characters,
-// and the 33 added tokens of the family last. tokenizer.json and tokenizer_config.json.
+// in a large one pairs with a third, and the 33 added tokens of the family last. tokenizer.json and
+// tokenizer_config.json.
 std::string synth_tokenizer_json(uint32_t vocab);
 std::string synth_tokenizer_config_json();
 

@@ -103,12 +103,21 @@ json::object make_model(uint32_t ordinary) {
       }
     }
   }
-  for (const auto& [left, right] : printable_pairs()) {
-    if (id == ordinary) {
-      break;
+  const auto add = [&](const std::string& left, const std::string& right) {
+    if (id < ordinary) {
+      vocab[left + right] = id++;
+      merges.emplace_back(left + " " + right);
     }
-    vocab[letters[left] + letters[right]] = id++;
-    merges.emplace_back(letters[left] + " " + letters[right]);
+  };
+  const std::vector<std::pair<uint32_t, uint32_t>> pairs = printable_pairs();
+  for (const auto& [left, right] : pairs) {
+    add(letters[left], letters[right]);
+  }
+  // A large vocabulary goes on with the pairs and a third character.
+  for (const char third : kPrintable) {
+    for (const auto& [left, right] : pairs) {
+      add(letters[left] + letters[right], letters[static_cast<unsigned char>(third)]);
+    }
   }
   LILY_CHECK(id == ordinary);
   return {{"type", "BPE"},
