@@ -20,10 +20,6 @@ std::string describe(const StoredTensor& tensor) {
 
 bool is_dense_type(DType type) { return type == DType::bf16 || type == DType::f16 || type == DType::f32; }
 
-bool is_vision(std::string_view name) {
-  return name.starts_with("vision_tower.") || name.starts_with("model.visual.");
-}
-
 class Binder {
  public:
   Binder(const Container& container, const ModelConfig& config) : container_(container), config_(config) {

@@ -7,6 +7,7 @@
 #include "weights/container.h"
 #include "weights/faults.h"
 #include "weights/json.h"
+#include "weights/published.h"
 
 namespace lily {
 namespace {
@@ -14,13 +15,6 @@ namespace {
 namespace json = boost::json;
 
 constexpr std::string_view kModelPrefix = "language_model.";
-
-const json::value* find_value(const json::object& object, std::string_view key) {
-  const json::value* value = object.if_contains(json::string_view(key.data(), key.size()));
-  return value != nullptr && value->is_null() ? nullptr : value;  // null is how these files say "absent"
-}
-
-std::string found(const json::value* value) { return value == nullptr ? "nothing" : json_text(*value); }
 
 // Sizes that tell the two shapes apart, and sizes that both share.
 struct SizeField {
@@ -47,10 +41,10 @@ constexpr SizeField kSizes[] = {
 // Every size of `text` that differs from `shape`.
 void compare_sizes(const json::object& text, const Shape& shape, Faults& faults) {
   for (const SizeField& field : kSizes) {
-    const json::value* value = find_value(text, field.key);
+    const json::value* value = json_find(text, field.key);
     const auto number = value == nullptr ? std::nullopt : json_unsigned(*value);
     if (!number || *number != field.expected(shape)) {
-      faults.add("{}: expected {}, found {}", field.key, field.expected(shape), found(value));
+      faults.add("{}: expected {}, found {}", field.key, field.expected(shape), json_text(value));
     }
   }
 }
@@ -71,10 +65,10 @@ Shape choose_shape(const json::object& text, Faults& faults, bool& exact) {
 }
 
 uint32_t read_layers(const json::object& text, Faults& faults) {
-  const json::value* value = find_value(text, "num_hidden_layers");
+  const json::value* value = json_find(text, "num_hidden_layers");
   const auto number = value == nullptr ? std::nullopt : json_unsigned(*value);
   if (!number || *number > UINT32_MAX) {
-    faults.add("num_hidden_layers: expected a number, found {}", found(value));
+    faults.add("num_hidden_layers: expected a number, found {}", json_text(value));
     return 0;
   }
   const auto layers = static_cast<uint32_t>(*number);
@@ -91,21 +85,21 @@ class Constants {
   Constants(const json::object& text, Faults& faults) : text_(text), faults_(faults) {}
 
   void boolean(std::string_view key, bool expected) {
-    const json::value* value = find_value(text_, key);
+    const json::value* value = json_find(text_, key);
     if (value != nullptr && !(value->is_bool() && value->get_bool() == expected)) {
       faults_.add("{}: expected {}, found {}", key, expected, json_text(*value));
     }
   }
   void text(std::string_view key, std::string_view expected) {
-    const json::value* value = find_value(text_, key);
+    const json::value* value = json_find(text_, key);
     if (value != nullptr && !(value->is_string() && std::string_view(value->get_string()) == expected)) {
       faults_.add("{}: expected \"{}\", found {}", key, expected, json_text(*value));
     }
   }
-  void number(std::string_view key, double expected) { check(key, find_value(text_, key), expected); }
+  void number(std::string_view key, double expected) { check(key, json_find(text_, key), expected); }
 
   void layer_types(uint32_t layers) {
-    const json::value* value = find_value(text_, "layer_types");
+    const json::value* value = json_find(text_, "layer_types");
     if (value == nullptr || layers == 0) {
       return;
     }
@@ -127,7 +121,7 @@ class Constants {
   void rope() {
     const json::object* nested = nullptr;
     for (const std::string_view key : {"rope_parameters", "rope_scaling"}) {
-      const json::value* value = find_value(text_, key);
+      const json::value* value = json_find(text_, key);
       if (value != nullptr && !value->is_object()) {
         faults_.add("{}: expected an object, found {}", key, json_text(*value));
       } else if (value != nullptr && nested == nullptr) {
@@ -135,8 +129,8 @@ class Constants {
       }
     }
     const auto find_either = [&](std::string_view key) {
-      const json::value* value = nested == nullptr ? nullptr : find_value(*nested, key);
-      return value != nullptr ? value : find_value(text_, key);
+      const json::value* value = nested == nullptr ? nullptr : json_find(*nested, key);
+      return value != nullptr ? value : json_find(text_, key);
     };
     const json::value* theta = find_either("rope_theta");
     if (theta == nullptr) {
@@ -146,7 +140,7 @@ class Constants {
     check("partial_rotary_factor", find_either("partial_rotary_factor"),
           double{Shape::kRotaryDim} / Shape::kHeadDim);
     for (const std::string_view key : {"rope_type", "type"}) {
-      const json::value* type = nested == nullptr ? nullptr : find_value(*nested, key);
+      const json::value* type = nested == nullptr ? nullptr : json_find(*nested, key);
       const bool plain =
           type == nullptr ||
           (type->is_string() && (type->get_string() == "default" || type->get_string() == "mrope"));
@@ -173,14 +167,14 @@ class Constants {
 };
 
 void check_model_type(const json::object& root, const json::object& text, Faults& faults) {
-  const json::value* value = find_value(root, "model_type");
+  const json::value* value = json_find(root, "model_type");
   if (value == nullptr) {
-    value = find_value(text, "model_type");
+    value = json_find(text, "model_type");
   }
   const bool known = value != nullptr && value->is_string() &&
                      (value->get_string() == "qwen3_5_moe" || value->get_string() == "qwen3_5_moe_text");
   if (!known) {
-    faults.add("model_type: expected \"qwen3_5_moe\", found {}", found(value));
+    faults.add("model_type: expected \"qwen3_5_moe\", found {}", json_text(value));
   }
 }
 
@@ -200,11 +194,11 @@ void check_constants(const json::object& root, const json::object& text, uint32_
   if (&root != &text) {
     Constants(root, faults).boolean("tie_word_embeddings", false);
   }
-  if (const json::value* dense = find_value(text, "mlp_only_layers");
+  if (const json::value* dense = json_find(text, "mlp_only_layers");
       dense != nullptr && !(dense->is_array() && dense->get_array().empty())) {
     faults.add("mlp_only_layers: expected [], found {}", json_text(*dense));
   }
-  if (const json::value* mtp = find_value(text, "mtp_num_hidden_layers");
+  if (const json::value* mtp = json_find(text, "mtp_num_hidden_layers");
       mtp != nullptr && json_unsigned(*mtp).value_or(2) > 1) {
     faults.add("mtp_num_hidden_layers: expected 0 or 1, found {}", json_text(*mtp));
   }
@@ -218,29 +212,25 @@ struct Quantization {
 
 QuantFormat read_format(const json::object& object, std::string_view where, Faults& faults) {
   QuantFormat format;
-  const json::value* bits = find_value(object, "bits");
+  const json::value* bits = json_find(object, "bits");
   const auto bit_count = bits == nullptr ? std::nullopt : json_unsigned(*bits);
   if (!bit_count || (*bit_count != 4 && *bit_count != 8)) {
-    faults.add("{}.bits: expected 4 or 8, found {}", where, found(bits));
+    faults.add("{}.bits: expected 4 or 8, found {}", where, json_text(bits));
   } else {
     format.bits = static_cast<uint32_t>(*bit_count);
   }
-  const json::value* group = find_value(object, "group_size");
+  const json::value* group = json_find(object, "group_size");
   const auto size = group == nullptr ? std::nullopt : json_unsigned(*group);
   if (!size || (*size != 32 && *size != 64 && *size != 128)) {
-    faults.add("{}.group_size: expected 32, 64 or 128, found {}", where, found(group));
+    faults.add("{}.group_size: expected 32, 64 or 128, found {}", where, json_text(group));
   } else {
     format.group = static_cast<uint32_t>(*size);
   }
-  if (const json::value* mode = find_value(object, "mode");
+  if (const json::value* mode = json_find(object, "mode");
       mode != nullptr && !(mode->is_string() && mode->get_string() == "affine")) {
     faults.add("{}.mode: expected \"affine\", found {}", where, json_text(*mode));
   }
   return format;
-}
-
-bool is_ignored_module(std::string_view path) {
-  return path.starts_with("vision_tower") || path.starts_with("model.visual");
 }
 
 Quantization read_quantization(const json::value& value, std::string_view where, Faults& faults) {
@@ -250,7 +240,7 @@ Quantization read_quantization(const json::value& value, std::string_view where,
     faults.add("{}: expected an object, found {}", where, json_text(value));
     return out;
   }
-  if (const json::value* method = find_value(*object, "quant_method"); method != nullptr) {
+  if (const json::value* method = json_find(*object, "quant_method"); method != nullptr) {
     faults.add(
         "{}.quant_method: {} is not read: lily reads MLX affine groups, and converts the bf16 checkpoint",
         where, json_text(*method));
@@ -259,11 +249,11 @@ Quantization read_quantization(const json::value& value, std::string_view where,
   out.format = read_format(*object, where, faults);
   for (const auto& [key, entry] : *object) {
     const std::string path(key);
-    if (is_ignored_module(path)) {
+    if (is_vision(path)) {
       continue;
     }
     if (entry.is_object()) {
-      out.overrides.emplace(path, read_format(entry.get_object(), where.data() + ("." + path), faults));
+      out.overrides.emplace(path, read_format(entry.get_object(), fmt::format("{}.{}", where, path), faults));
     } else if (entry.is_bool() && !entry.get_bool() && path.find('.') != std::string::npos) {
       faults.add("{}.{}: the module is left unquantised, lily needs 4 or 8 bits", where, in_quotes(path));
     }
@@ -277,7 +267,7 @@ void read_quantizations(const json::object& root, const json::object& text, Mode
   std::string_view first_key;
   for (const json::object* object : {&root, &text}) {
     for (const std::string_view key : {"quantization", "quantization_config"}) {
-      const json::value* value = find_value(*object, key);
+      const json::value* value = json_find(*object, key);
       if (value == nullptr || (object == &text && &root == &text)) {
         continue;
       }
@@ -313,7 +303,7 @@ Result<ModelConfig> parse_model_config(std::string_view text) {
   LILY_TRY(const json::object root, parse_json_object(text, "config.json"));
   Faults faults;
   const json::object* sizes = &root;
-  if (const json::value* nested = find_value(root, "text_config"); nested != nullptr) {
+  if (const json::value* nested = json_find(root, "text_config"); nested != nullptr) {
     if (!nested->is_object()) {
       return fail(ErrorKind::invalid_input, "config.json: text_config: expected an object, found {}",
                   json_text(*nested));

@@ -102,8 +102,7 @@ class HeaderReader {
   bool read_type(const json::object& fields, StoredTensor& tensor, uint32_t& bits) {
     const json::value* value = fields.if_contains("dtype");
     if (value == nullptr || !value->is_string()) {
-      faults_.add("tensor {}: dtype: expected a string, found {}", in_quotes(tensor.name),
-                  value == nullptr ? "nothing" : json_text(*value));
+      faults_.add("tensor {}: dtype: expected a string, found {}", in_quotes(tensor.name), json_text(value));
       return false;
     }
     tensor.type_name = std::string(value->get_string());
@@ -123,7 +122,7 @@ class HeaderReader {
     const json::array* sizes = value == nullptr ? nullptr : value->if_array();
     if (sizes == nullptr) {
       faults_.add("tensor {}: shape: expected an array of sizes, found {}", in_quotes(tensor.name),
-                  value == nullptr ? "nothing" : json_text(*value));
+                  json_text(value));
       return false;
     }
     if (sizes->size() > kMaxRank) {
@@ -147,7 +146,7 @@ class HeaderReader {
     const json::array* pair = value == nullptr ? nullptr : value->if_array();
     if (pair == nullptr || pair->size() != 2 || !json_unsigned((*pair)[0]) || !json_unsigned((*pair)[1])) {
       faults_.add("tensor {}: data_offsets: expected [begin, end], found {}", in_quotes(name),
-                  value == nullptr ? "nothing" : json_text(*value));
+                  json_text(value));
       return false;
     }
     range.begin = *json_unsigned((*pair)[0]);
@@ -332,7 +331,7 @@ Result<WeightMap> read_index(const fs::path& path) {
   if (map == nullptr || !map->is_object() || map->get_object().empty()) {
     return fail(ErrorKind::invalid_input,
                 "{}: weight_map: expected an object of tensor names and file names, found {}", thing,
-                map == nullptr ? "nothing" : json_text(*map));
+                json_text(map));
   }
   Faults faults;
   WeightMap out;

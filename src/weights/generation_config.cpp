@@ -14,11 +14,6 @@ namespace json = boost::json;
 
 constexpr int32_t kPublishedStopIds[] = {248'046, 248'044};  // <|im_end|>, <|endoftext|>
 
-const json::value* find_value(const json::object& object, std::string_view key) {
-  const json::value* value = object.if_contains(json::string_view(key.data(), key.size()));
-  return value != nullptr && value->is_null() ? nullptr : value;
-}
-
 void add_stop_id(const json::value& value, std::vector<int32_t>& ids, Faults& faults) {
   const auto number = json_unsigned(value);
   if (!number || *number > INT32_MAX) {
@@ -31,7 +26,7 @@ void add_stop_id(const json::value& value, std::vector<int32_t>& ids, Faults& fa
 }
 
 void read_stop_ids(const json::object& root, std::vector<int32_t>& ids, Faults& faults) {
-  const json::value* value = find_value(root, "eos_token_id");
+  const json::value* value = json_find(root, "eos_token_id");
   if (value == nullptr) {
     faults.add("eos_token_id: expected a token id or a list of them, found nothing");
   } else if (const json::array* list = value->if_array()) {
@@ -53,7 +48,7 @@ struct Bounds {
 
 void read_float(const json::object& root, std::string_view key, Bounds bounds, std::optional<float>& out,
                 Faults& faults) {
-  const json::value* value = find_value(root, key);
+  const json::value* value = json_find(root, key);
   if (value == nullptr) {
     return;
   }
@@ -77,7 +72,7 @@ Result<GenerationConfig> parse_generation_config(std::string_view text) {
   read_float(root, "min_p", {0, 1}, out.min_p, faults);
   read_float(root, "presence_penalty", {-2, 2}, out.presence_penalty, faults);
   read_float(root, "repetition_penalty", {0.01, 100}, out.repetition_penalty, faults);
-  if (const json::value* top_k = find_value(root, "top_k"); top_k != nullptr) {
+  if (const json::value* top_k = json_find(root, "top_k"); top_k != nullptr) {
     const auto number = json_unsigned(*top_k);
     if (!number || *number > UINT32_MAX) {
       faults.add("top_k: expected a whole number, found {}", json_text(*top_k));
@@ -85,7 +80,7 @@ Result<GenerationConfig> parse_generation_config(std::string_view text) {
       out.top_k = static_cast<uint32_t>(*number);
     }
   }
-  if (const json::value* sample = find_value(root, "do_sample"); sample != nullptr) {
+  if (const json::value* sample = json_find(root, "do_sample"); sample != nullptr) {
     if (sample->is_bool()) {
       out.do_sample = sample->get_bool();
     } else {

@@ -9,11 +9,6 @@
 namespace lily {
 namespace {
 
-bool is_vision(std::string_view name) {
-  return name.starts_with("vision_tower.") || name.starts_with("model.visual.") ||
-         name.starts_with("visual.");
-}
-
 void add_faults(const Error& error, std::vector<std::string>& faults) {
   if (error.details.empty()) {
     faults.push_back(error.message);

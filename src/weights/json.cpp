@@ -149,6 +149,11 @@ Result<json::object> parse_json_object(std::string_view text, std::string_view w
   return std::move(value.get_object());
 }
 
+const json::value* json_find(const json::object& object, std::string_view key) {
+  const json::value* value = object.if_contains(json::string_view(key.data(), key.size()));
+  return value != nullptr && value->is_null() ? nullptr : value;
+}
+
 std::optional<uint64_t> json_unsigned(const json::value& value) {
   if (value.is_uint64()) {
     return value.get_uint64();
@@ -171,6 +176,8 @@ std::string json_text(const json::value& value) {
   std::string text = json::serialize(value);
   return text.size() <= kMaxShown ? text : text.substr(0, kMaxShown) + "...";
 }
+
+std::string json_text(const json::value* value) { return value == nullptr ? "nothing" : json_text(*value); }
 
 std::string json_pretty(const json::value& value, bool sorted) {
   std::string out;

@@ -23,6 +23,9 @@ struct JsonLimits {
 Result<boost::json::object> parse_json_object(std::string_view text, std::string_view what,
                                               const JsonLimits& limits = {});
 
+// The value of `key`; null, which is how these files say "absent", and a missing key are nullptr.
+const boost::json::value* json_find(const boost::json::object& object, std::string_view key);
+
 // A non-negative integer written without fraction or exponent; empty for anything else.
 std::optional<uint64_t> json_unsigned(const boost::json::value& value);
 
@@ -31,6 +34,7 @@ std::optional<double> json_number(const boost::json::value& value);
 
 // The value for a message: as JSON, cut when long.
 std::string json_text(const boost::json::value& value);
+std::string json_text(const boost::json::value* value);  // "nothing" for nullptr
 
 // Indented by four, keys sorted when `sorted`: as the config.json of published checkpoints is written.
 std::string json_pretty(const boost::json::value& value, bool sorted);

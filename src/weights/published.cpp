@@ -15,11 +15,6 @@ std::string describe(std::string_view type, const Sizes& shape) {
   return fmt::format("{} [{}]", type, fmt::join(shape, ","));
 }
 
-bool is_vision(std::string_view name) {
-  return name.starts_with("model.visual.") || name.starts_with("visual.") ||
-         name.starts_with("vision_tower.");
-}
-
 bool is_dense_type(DType type) { return type == DType::bf16 || type == DType::f16 || type == DType::f32; }
 
 bool ends_module(std::string_view name, std::string_view tail) {
@@ -158,6 +153,11 @@ std::span<const std::byte> PublishedSite::row_bytes(uint32_t expert, uint32_t ro
   const bool stacked = parts.size() == 1;
   const size_t first = stacked ? size_t{expert} * part_rows + first_row + row : row;
   return part_of(expert).data.subspan(first * row_size, count * row_size);
+}
+
+bool is_vision(std::string_view name) {
+  return name.starts_with("model.visual.") || name.starts_with("visual.") ||
+         name.starts_with("vision_tower.");
 }
 
 bool is_published_layout(const Container& container) {

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "model/tensors.h"
@@ -34,6 +35,9 @@ struct PublishedModel {
   std::vector<PublishedSite> sites;
   uint64_t bound_bytes = 0;
 };
+
+// Whether a tensor or module is of the vision tower, which lily does not run, by its name in any layout.
+bool is_vision(std::string_view name);
 
 // True when the names are those of the published layout rather than of the MLX layout.
 bool is_published_layout(const Container& container);

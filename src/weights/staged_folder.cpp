@@ -32,18 +32,19 @@ Result<void> sync_folder(const fs::path& folder) {
   return {};
 }
 
-Result<void> write_all(int file, std::string_view content) {
+// False: errno says why.
+bool write_all(int file, std::string_view content) {
   while (!content.empty()) {
     const ssize_t count = ::write(file, content.data(), content.size());
     if (count < 0 && errno == EINTR) {
       continue;
     }
     if (count <= 0) {
-      return fail(ErrorKind::io, "");
+      return false;
     }
     content.remove_prefix(static_cast<size_t>(count));
   }
-  return {};
+  return true;
 }
 
 // mkdtemp gives a folder that only its owner reads; the final one has the usual permissions.
@@ -102,7 +103,7 @@ Result<void> StagedFolder::write_file(std::string_view name, std::string_view co
   if (file < 0) {
     return fail_errno("cannot create", path.string());
   }
-  const bool written = write_all(file, content).has_value() && ::fsync(file) == 0;
+  const bool written = write_all(file, content) && ::fsync(file) == 0;
   const int code = errno;
   const bool closed = ::close(file) == 0;
   if (!written || !closed) {

@@ -60,13 +60,14 @@ TEST(Bind, PlainPrefixMtpVisionAndEveryFloatType) {
     CheckpointBuilder builder(options);
     builder.tensors["vision_tower.pos_embed.weight"] = {"BF16", {1}, "vv"};
     builder.tensors["model.visual.blocks.0.norm1.bias"] = {"BF16", {1}, "vv"};
+    builder.tensors["visual.blocks.0.norm1.bias"] = {"BF16", {1}, "vv"};
     const TempFolder folder;
     builder.write(folder.path());
     const auto file = WeightFile::open(folder.path());
     ASSERT_TRUE(file) << file.error().text();
     EXPECT_TRUE((*file)->weights().mtp.has_value());
     EXPECT_EQ((*file)->weights().embed.table.scale_type, type);
-    EXPECT_EQ((*file)->bound_bytes() + 4, (*file)->container().total_bytes());
+    EXPECT_EQ((*file)->bound_bytes() + 6, (*file)->container().total_bytes());
   }
 }
 
