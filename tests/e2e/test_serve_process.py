@@ -66,11 +66,11 @@ def test_a_full_queue(model):
 
 
 def test_sigterm_lets_an_answer_finish(model):
-    with Server(model, "--drain", "60") as server:
-        thread, lines = start_stream(server, max_tokens=5000)
+    with Server(model, "--drain", "600") as server:
+        thread, lines = start_stream(server, max_tokens=1000)
         server.process.send_signal(signal.SIGTERM)
         server.wait_for_log("finishing what runs")
-        thread.join(60)
+        thread.join(300)
         assert "data: [DONE]" in lines
         assert server.process.wait(30) == 0
 
