@@ -131,7 +131,8 @@ void measure(Backend& backend, const Options& options, uint32_t vocab, double ba
         "{:.0f} % of the "
         "bandwidth\n",
         options.parallel * options.prompt / prefill, options.parallel / median,
-        options.parallel / steps.front(), static_cast<double>(bytes) / 1e9, gb_s, 100 * gb_s / bandwidth);
+        options.parallel / (steps.empty() ? 1 : steps.front()), static_cast<double>(bytes) / 1e9, gb_s,
+        100 * gb_s / bandwidth);
   }
 }
 

@@ -12,6 +12,8 @@
 #endif
 #if defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace lily::cpu {
@@ -83,11 +85,20 @@ bool has_amx() {
 }
 
 #if defined(__aarch64__)
+#if defined(__APPLE__)
+bool system_says(const char* feature) {
+  int value = 0;
+  size_t size = sizeof(value);
+  return ::sysctlbyname(feature, &value, &size, nullptr, 0) == 0 && value != 0;
+}
+#endif
 // Bits of the system's description of the processor (asm/hwcap.h).
 bool has_dotprod() {
 #if defined(__linux__)
   constexpr unsigned long kDotProducts = 1UL << 20;
   return (::getauxval(AT_HWCAP) & kDotProducts) != 0;
+#elif defined(__APPLE__)
+  return system_says("hw.optional.arm.FEAT_DotProd");
 #else
   return false;
 #endif
@@ -97,6 +108,8 @@ bool has_i8mm() {
 #if defined(__linux__)
   constexpr unsigned long kInt8Matrices = 1UL << 13;
   return has_dotprod() && (::getauxval(AT_HWCAP2) & kInt8Matrices) != 0;
+#elif defined(__APPLE__)
+  return has_dotprod() && system_says("hw.optional.arm.FEAT_I8MM");
 #else
   return false;
 #endif

@@ -254,10 +254,18 @@ struct Generic {
         }
       }
     }
-    LILY_UNROLL
-    for (uint32_t i = 0; i < T * kGroupHeads; ++i) {
-      scores.value[i % kGroupHeads][token + i / kGroupHeads] =
-          V::reduce_add(sum[i / kGroupHeads][i % kGroupHeads]);
+    if constexpr (T == 2) {
+      alignas(64) float pairs[kGroupHeads][2];
+      V::reduce_pairs(sum, pairs);
+      for (uint32_t h = 0; h < kGroupHeads; ++h) {
+        __builtin_memcpy(scores.value[h] + token, pairs[h], sizeof(pairs[h]));
+      }
+    } else {
+      LILY_UNROLL
+      for (uint32_t i = 0; i < T * kGroupHeads; ++i) {
+        scores.value[i % kGroupHeads][token + i / kGroupHeads] =
+            V::reduce_add(sum[i / kGroupHeads][i % kGroupHeads]);
+      }
     }
   }
   static void score_block(const float* q, const std::byte* keys, const std::byte* ahead, uint32_t tokens,
