@@ -7,11 +7,14 @@ namespace lily::cpu {
 namespace {
 
 struct Avx512Vnni : Avx512Base {
-  LILY_INLINE I dot_halves(I sum, I low, I high, I x_low, I x_high) {
-    sum = _mm512_dpbusd_epi32(sum, low, x_low);
-    return _mm512_dpbusd_epi32(sum, high, x_high);
+  // Not the intrinsic: GCC 12 then copies nearly every sum to another register and back.
+  LILY_INLINE I dot_bytes(I sum, I codes, I x) {
+    asm("vpdpbusd %2, %1, %0" : "+v"(sum) : "v"(codes), "v"(x));
+    return sum;
   }
-  LILY_INLINE I dot_bytes(I sum, I codes, I x) { return _mm512_dpbusd_epi32(sum, codes, x); }
+  LILY_INLINE I dot_halves(I sum, I low, I high, I x_low, I x_high) {
+    return dot_bytes(dot_bytes(sum, low, x_low), high, x_high);
+  }
 };
 
 }  // namespace
