@@ -10,7 +10,7 @@ namespace {
 
 struct Avx512Base {
   static constexpr uint32_t N = 16;
-  static constexpr uint32_t kRows = 7;  // of a panel
+  static constexpr uint32_t kRows = 8;  // of a panel: a few sequences that decode together are one
   // Blocks of outputs that a panel of so many rows is multiplied with at a time.
   static constexpr uint32_t blocks_of_rows(uint32_t rows) { return rows < 4 ? 1 : rows == 4 ? 3 : 2; }
   static constexpr uint32_t kScoreTokens = 2;  // that share a load of a query
