@@ -19,7 +19,7 @@ for header in fmt tl; do ln -sfn "/usr/include/$header" "$out/include/$header"; 
 flags=(-std=c++20 -O2 -Wall -Wextra -Werror -ffp-contract=off -fno-math-errno -DFMT_HEADER_ONLY -I"$root/src" -I"$root" -isystem "$out/include"
   -isystem $googletest/include -isystem $googletest)
 sources=("$root"/src/backends/cpu/{isa,packed}.cpp "$root"/src/backends/cpu/isa/*.cpp "$root"/src/weights/formats/affine.cpp
-  "$root"/src/base/{aligned,check,dtype}.cpp "$root"/tests/unit/cpu/{kernels,matmul}_test.cpp $googletest/src/gtest-all.cc
+  "$root"/src/base/{aligned,check,dtype}.cpp "$root"/tests/unit/cpu/{kernels,matmul}_test.cpp "$root"/tests/amx_emulator/*.cpp $googletest/src/gtest-all.cc
   $googletest/src/gtest_main.cc)
 launcher=$(command -v ccache || true)
 compile() {
