@@ -7,27 +7,12 @@
 #include <cstring>
 
 #include "backends/cuda/pass.h"
-#include "base/check.h"
 
 namespace lily::test {
 namespace {
 
 using cuda::kConvTaps;
 using cuda::kSmallRows;
-
-// Faults of the device end the test.
-void must(const Result<void>& result) {
-  if (!result) {
-    throw InternalError(result.error().message);
-  }
-}
-template <class T>
-T must(Result<T> result) {
-  if (!result) {
-    throw InternalError(result.error().message);
-  }
-  return *std::move(result);
-}
 
 }  // namespace
 
@@ -63,10 +48,6 @@ Result<void> CudaBlocks::load(const ModelWeights& weights, const Plan& plan,
   context_ = std::make_shared<cuda::StateContext>(plan, meter_, queue_);
   LILY_TRY(tables_, cuda::DeviceMemory::allocate(size_t{plan.max_rows} * 64, meter_, "memory for tables"));
   return {};
-}
-
-Result<DeviceLimits> CudaBlocks::measure_limits() {
-  return fail(ErrorKind::unsupported, "the limits are measured by the backend");
 }
 
 void CudaBlocks::upload_stream(const float* stream, uint32_t rows) {
@@ -231,13 +212,6 @@ void CudaBlocks::mixer(uint32_t layer, std::span<const host::Segment> segments, 
     }
   }
   download_stream(stream, rows);
-}
-
-void CudaBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
-  mixer(layer, segments, stream);
-}
-void CudaBlocks::attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
-  mixer(layer, segments, stream);
 }
 
 uint32_t CudaBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {

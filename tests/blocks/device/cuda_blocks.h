@@ -1,16 +1,15 @@
-// The blocks of the CUDA backend behind the interface of the block tests: states and stream are copied to the
-// device and back around every block.
+// The blocks of the CUDA backend behind the interface of the block tests.
 #pragma once
 
 #include <memory>
 
 #include "backends/cuda/model.h"
 #include "backends/cuda/state.h"
-#include "backends/host/blocks.h"
+#include "tests/blocks/device/device_blocks.h"
 
 namespace lily::test {
 
-class CudaBlocks final : public host::Blocks {
+class CudaBlocks final : public DeviceBlocks {
  public:
   static Result<std::unique_ptr<host::Blocks>> create();
   ~CudaBlocks() override;
@@ -18,17 +17,13 @@ class CudaBlocks final : public host::Blocks {
   MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
   Result<void> load(const ModelWeights& weights, const Plan& plan,
                     FunctionRef<void(double)> progress) override;
-  Result<DeviceLimits> measure_limits() override;
-  DType kv_type() const override { return DType::bf16; }
   void embed(std::span<const int32_t> ids, float* stream) override;
-  void delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
-  void attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   uint32_t moe(uint32_t layer, uint32_t rows, float* stream) override;
   void head(std::span<const uint32_t> rows, const float* stream, float* logits) override;
 
  private:
   CudaBlocks() = default;
-  void mixer(uint32_t layer, std::span<const host::Segment> segments, float* stream);
+  void mixer(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   void run_batch(uint32_t layer, std::span<const cuda::Segment> segments, bool prefill);
   void upload_stream(const float* stream, uint32_t rows);
   void download_stream(float* stream, uint32_t rows);

@@ -5,27 +5,12 @@
 #include <set>
 
 #include "backends/metal/kernel_args.h"
-#include "base/check.h"
 #include "model/rope.h"
 
 namespace lily::test {
 namespace {
 
 constexpr size_t kPlaneBytes = size_t{metal::kPageTokens} * metal::kHeadSize * sizeof(uint16_t);
-
-// Faults of the device end the test.
-void must(const Result<void>& result) {
-  if (!result) {
-    throw InternalError(result.error().message);
-  }
-}
-template <class T>
-T must(Result<T> result) {
-  if (!result) {
-    throw InternalError(result.error().message);
-  }
-  return *std::move(result);
-}
 
 }  // namespace
 
@@ -46,10 +31,6 @@ Result<void> MetalBlocks::load(const ModelWeights& weights, const Plan& plan,
   LILY_TRY(experts_, device_->buffer(plan.shape.layers * rows * metal::kTopExperts * 4, "chosen experts"));
   LILY_TRY(pages_, device_->buffer(rows * metal::StateContext::pages_for(plan.context) * 4, "page numbers"));
   return {};
-}
-
-Result<DeviceLimits> MetalBlocks::measure_limits() {
-  return fail(ErrorKind::unsupported, "measured through the backend");
 }
 
 void MetalBlocks::finish(std::unique_ptr<metal::Commands> commands) {
@@ -199,13 +180,6 @@ void MetalBlocks::mixer(uint32_t layer, std::span<const host::Segment> segments,
     }
   }
   download_stream(stream, rows);
-}
-
-void MetalBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
-  mixer(layer, segments, stream);
-}
-void MetalBlocks::attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
-  mixer(layer, segments, stream);
 }
 
 uint32_t MetalBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {

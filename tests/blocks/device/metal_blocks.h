@@ -1,16 +1,15 @@
-// The blocks of the Metal backend behind the interface of the block tests: states and stream are copied to
-// the device's memory and back around every block.
+// The blocks of the Metal backend behind the interface of the block tests.
 #pragma once
 
 #include <functional>
 #include <memory>
 
-#include "backends/host/blocks.h"
 #include "backends/metal/pass.h"
+#include "tests/blocks/device/device_blocks.h"
 
 namespace lily::test {
 
-class MetalBlocks final : public host::Blocks {
+class MetalBlocks final : public DeviceBlocks {
  public:
   // Makes the device: with the emulator's checks for the small shape, where they cost seconds.
   using MakeDevice = std::function<Result<std::unique_ptr<metal::Device>>(bool checked)>;
@@ -20,16 +19,12 @@ class MetalBlocks final : public host::Blocks {
   MemoryNeed estimate(const ModelWeights& weights, const Plan& plan) const override;
   Result<void> load(const ModelWeights& weights, const Plan& plan,
                     FunctionRef<void(double)> progress) override;
-  Result<DeviceLimits> measure_limits() override;
-  DType kv_type() const override { return DType::bf16; }
   void embed(std::span<const int32_t> ids, float* stream) override;
-  void delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
-  void attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   uint32_t moe(uint32_t layer, uint32_t rows, float* stream) override;
   void head(std::span<const uint32_t> rows, const float* stream, float* logits) override;
 
  private:
-  void mixer(uint32_t layer, std::span<const host::Segment> segments, float* stream);
+  void mixer(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   void run_batch(uint32_t layer, metal::Batch batch);
   void finish(std::unique_ptr<metal::Commands> commands);
   void upload_stream(const float* stream, uint32_t rows);

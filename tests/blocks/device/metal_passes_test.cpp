@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "backends/metal/backend.h"
+#include "tests/blocks/device/greedy.h"
 #include "tests/blocks/device/metal_blocks.h"
 #include "tests/blocks/device/metal_device.h"
 #include "tests/support/oracle.h"
@@ -219,25 +220,10 @@ TEST_F(MetalBlock, ManyRowsAtFullWidth) {
 }
 
 // ---- The small trained model ----------------------------------------------------------------------------
-struct Best {
-  int32_t token;
-  float gap;  // to the second
-};
-Best best_of(std::span<const float> logits) {
-  const auto first = std::max_element(logits.begin(), logits.end());
-  float second = -INFINITY;
-  for (auto at = logits.begin(); at != logits.end(); ++at) {
-    second = at == first ? second : std::max(second, *at);
-  }
-  return {static_cast<int32_t>(first - logits.begin()), *first - second};
-}
-
 constexpr float kNearTie = 0.1F;  // of a logit; the largest are about 20
 
 // The file's tensors are used where they are mapped.
 TEST_F(MetalModel, GreedyTokensAreThoseOfTheCpuWhereverTheBestIsClear) {
-  auto cpu = make_backend("cpu", {});
-  ASSERT_TRUE(cpu.has_value());
   auto file = WeightFile::open(std::string(LILY_SOURCE_DIR) + "/models/lily-tiny");
   ASSERT_TRUE(file.has_value()) << file.error().text();
   const auto plan = make_plan((*file)->shape(), {.context = 1024, .sequences = 1, .chunk = 64});
@@ -247,32 +233,7 @@ TEST_F(MetalModel, GreedyTokensAreThoseOfTheCpuWhereverTheBestIsClear) {
   ASSERT_TRUE(need.has_value());
   EXPECT_GT(need->mapped, (*file)->bound_bytes() / 2);
   EXPECT_LT(need->weights, (*file)->bound_bytes() / 4);
-  std::vector<std::unique_ptr<SequenceState>> states;
-  const std::array<Backend*, 2> backends{cpu->get(), &emulated};
-  for (Backend* backend : backends) {
-    ASSERT_TRUE(backend->load(**file, *plan, [](double) {}).has_value());
-    states.push_back(*backend->new_state(1024));
-  }
-  std::vector<int32_t> next = prompt(40, 4);
-  int different = 0;
-  for (int step = 0; step < 96; ++step) {
-    std::array<Best, 2> best{};
-    for (size_t i = 0; i < 2; ++i) {
-      const std::array<Slice, 1> slices{Slice{.state = states[i].get(), .tokens = next, .logits_rows = 1}};
-      const auto ticket = backends[i]->submit({.slices = slices});
-      ASSERT_TRUE(ticket.has_value()) << ticket.error().message;
-      const auto output = backends[i]->collect(*ticket);
-      ASSERT_TRUE(output.has_value()) << output.error().message;
-      best[i] = best_of(output->slices[0].logits);
-    }
-    if (best[0].token != best[1].token) {
-      ++different;
-      EXPECT_LT(best[0].gap, kNearTie) << "step " << step;
-    }
-    next = {best[0].token};
-  }
-  EXPECT_LE(different, 4);
-  RecordProperty("different", different);
+  EXPECT_LE(follow_cpu(emulated, **file, prompt(40, 4), 96, kNearTie), 4);
 }
 
 }  // namespace
