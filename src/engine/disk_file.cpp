@@ -132,7 +132,8 @@ Result<void> flush_folder(const std::filesystem::path& folder) {
 Result<DiskReader> DiskReader::open(const std::filesystem::path& path) {
   DiskReader reader;
   reader.path_ = path;
-  reader.file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+  // O_NONBLOCK: a named pipe is found to be none of ours, and not waited for.
+  reader.file_ = Descriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
   struct stat status {};
   if (reader.file_.get() < 0 || ::fstat(reader.file_.get(), &status) != 0) {
     return fail_errno("cannot open", path.string());

@@ -14,7 +14,7 @@ CITIES = ["Paris", "Rome", "Oslo", "Lima", "Cairo", "Tokyo", "Madrid", "Berlin",
 
 def ask(server, messages, **fields) -> dict:
     body = {"messages": messages, "temperature": 0, "max_tokens": 40} | fields
-    answer = httpx.post(server.url("/v1/chat/completions"), json=body, timeout=600)
+    answer = httpx.post(server.url("/v1/chat/completions"), json=body, timeout=3600)
     assert answer.status_code == 200, answer.text
     return answer.json()
 

@@ -2,6 +2,7 @@
 // engine that find conversations again.
 #include <gmock/gmock.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 
 #include <csignal>
 #include <filesystem>
@@ -455,6 +456,8 @@ TEST_F(DiskTest, ForeignFilesAreLeftAlone) {
   for (const fs::path& path : foreign) overwrite(path, std::as_bytes(std::span(text)));
   overwrite(inside / "draft.tmp", std::as_bytes(std::span(text)));
   fs::create_directory(inside / "folder.rows");
+  ASSERT_EQ(::mkfifo((inside / "pipe.checkpoint").c_str(), 0600), 0);
+  fs::create_symlink(good, inside / "link.checkpoint");
   const fs::path copy = inside / (Hash128{5, 6}.hex() + ".checkpoint");  // a good one under another's name
   fs::copy_file(good, copy);
   const fs::path unfinished = inside / (Hash128{3, 4}.hex() + ".rows" + DiskWriter::kUnfinished);
