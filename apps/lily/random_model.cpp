@@ -127,7 +127,7 @@ Result<std::unique_ptr<WeightFile>> make_random_model(const SynthOptions& option
     bar.update(static_cast<double>(done) / static_cast<double>(total));
   }));
   bar.finish();
-  return WeightFile::open(folder.path() / "model");
+  return WeightFile::open(folder.path() / "model", Ownership::disposable);
 }
 
 }  // namespace lily::app

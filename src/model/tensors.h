@@ -110,6 +110,8 @@ struct ModelWeights {
   // The views lie in a read-only mapped file: pages that are given back (release_pages) are read again if
   // touched. False for weights in memory.
   bool mapped = false;
+  // What is packed need not be there any longer (dispose_pages): the file is nobody else's.
+  bool disposable = false;
 };
 
 // One line of the table: a tensor (or quantised module), its place in ModelWeights and its shape.

@@ -171,7 +171,8 @@ Result<uint64_t> bind_weights(const Container& container, const ModelConfig& con
   return binder.bytes();
 }
 
-Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::filesystem::path& folder) {
+Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::filesystem::path& folder,
+                                                     Ownership ownership) {
   std::unique_ptr<WeightFile> file(new WeightFile());
   file->folder_ = folder;
   std::error_code error;
@@ -179,7 +180,7 @@ Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::filesystem::path
     return fail(ErrorKind::not_found, "{}: there is no such folder", in_quotes(folder.string()));
   }
   LILY_TRY(file->config_, read_model_config(folder));
-  LILY_TRY(file->container_, Container::open(folder));
+  LILY_TRY(file->container_, Container::open(folder, ownership));
   auto bytes = bind_weights(file->container_, file->config_, file->weights_);
   if (!bytes) {
     Error fault = std::move(bytes).error();
@@ -187,6 +188,7 @@ Result<std::unique_ptr<WeightFile>> WeightFile::open(const std::filesystem::path
     return fail(std::move(fault));
   }
   file->bound_bytes_ = *bytes;
+  file->weights_.disposable = ownership == Ownership::disposable;
   return file;
 }
 

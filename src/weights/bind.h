@@ -16,7 +16,9 @@ namespace lily {
 class WeightFile {
  public:
   // Reads config.json and the safetensors of `folder` (the MLX layout).
-  static Result<std::unique_ptr<WeightFile>> open(const std::filesystem::path& folder);
+  // Disposable: whoever packs a tensor may use up its pages (ModelWeights::disposable).
+  static Result<std::unique_ptr<WeightFile>> open(const std::filesystem::path& folder,
+                                                  Ownership ownership = Ownership::shared);
 
   const Shape& shape() const { return config_.shape; }
   const ModelConfig& config() const { return config_; }

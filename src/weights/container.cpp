@@ -227,8 +227,10 @@ Result<std::string_view> find_header(std::span<const std::byte> image, std::stri
 
 }  // namespace
 
-Result<MappedFile> MappedFile::open(const fs::path& path) {
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block
+Result<MappedFile> MappedFile::open(const fs::path& path, Ownership ownership) {
+  const bool disposable = ownership == Ownership::disposable;
+  const int access = disposable ? O_RDWR : O_RDONLY;
+  const int file = ::open(path.c_str(), access | O_CLOEXEC | O_NONBLOCK);  // a pipe must not block
   if (file < 0) {
     return fail_errno("cannot open", path.string());
   }
@@ -239,7 +241,10 @@ Result<MappedFile> MappedFile::open(const fs::path& path) {
   }
   MappedFile mapped;
   if (status.st_size > 0) {
-    void* data = ::mmap(nullptr, static_cast<size_t>(status.st_size), PROT_READ, MAP_PRIVATE, file, 0);
+    // Only of a writable, shared mapping can pages be taken out of the file.
+    const int protection = disposable ? PROT_READ | PROT_WRITE : PROT_READ;
+    const int kind = disposable ? MAP_SHARED : MAP_PRIVATE;
+    void* data = ::mmap(nullptr, static_cast<size_t>(status.st_size), protection, kind, file, 0);
     if (data == MAP_FAILED) {
       auto error = fail_errno("cannot map", path.string());
       ::close(file);
@@ -289,6 +294,14 @@ void evict_pages(std::span<const std::byte> mapped) {
   advise_pages(mapped, MADV_PAGEOUT);
 #endif
   release_pages(mapped);
+}
+
+void dispose_pages(std::span<const std::byte> mapped) {
+#ifdef MADV_REMOVE
+  advise_pages(mapped, MADV_REMOVE);  // refused for a mapping that is not writable
+#else
+  release_pages(mapped);
+#endif
 }
 
 Result<std::vector<StoredTensor>> parse_safetensors(std::span<const std::byte> image, std::string_view path) {
@@ -409,7 +422,7 @@ void check_index(const WeightMap& index, const std::vector<StoredTensor>& tensor
 
 }  // namespace
 
-Result<Container> Container::open(const fs::path& folder) {
+Result<Container> Container::open(const fs::path& folder, Ownership ownership) {
   std::error_code error;
   if (!fs::exists(folder, error)) {
     return fail(ErrorKind::not_found, "{}: there is no such folder", in_quotes(folder.string()));
@@ -429,7 +442,7 @@ Result<Container> Container::open(const fs::path& folder) {
   Faults faults;
   for (const std::string& name : names) {
     out.paths_.push_back(folder / name);
-    LILY_TRY(MappedFile file, MappedFile::open(out.paths_.back()));
+    LILY_TRY(MappedFile file, MappedFile::open(out.paths_.back(), ownership));
     auto tensors = parse_safetensors(file.bytes(), out.paths_.back().string());
     out.maps_.push_back(std::move(file));
     if (!tensors) {

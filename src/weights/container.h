@@ -17,11 +17,14 @@
 
 namespace lily {
 
-// A read-only mapping of a whole file. Move-only.
+// Whether a mapped file is somebody's, or one that its reader has made and may use up (dispose_pages).
+enum class Ownership : uint8_t { shared, disposable };
+
+// A mapping of a whole file that nobody writes to. Move-only.
 class MappedFile {
  public:
   MappedFile() = default;
-  static Result<MappedFile> open(const std::filesystem::path& path);
+  static Result<MappedFile> open(const std::filesystem::path& path, Ownership ownership = Ownership::shared);
   MappedFile(MappedFile&& other) noexcept;
   MappedFile& operator=(MappedFile&& other) noexcept;
   ~MappedFile();
@@ -35,9 +38,12 @@ class MappedFile {
 // Tells the system that these mapped pages are not needed soon: they leave the resident set of the process
 // and are read again, from the cache or the disk, if touched. For passes over files larger than memory.
 void release_pages(std::span<const std::byte> mapped);
-// The same, and the system is asked to drop them from its cache: where memory is short, pages that nobody will
-// read again would push out those that are about to be read.
+// The same, and the system is asked to drop them from its cache: where memory is short, pages that nobody
+// will read again would push out those that are about to be read.
 void evict_pages(std::span<const std::byte> mapped);
+// Of a disposable file: these pages leave the file, too, whose storage they were; they read as zeros from
+// then on. Does nothing to a shared one.
+void dispose_pages(std::span<const std::byte> mapped);
 
 struct StoredTensor {
   std::string name;
@@ -56,7 +62,7 @@ class Container {
  public:
   // `folder` holds model.safetensors, or model.safetensors.index.json and its shards. Duplicate names over
   // shards, a missing shard, and an index that disagrees with the shards are errors.
-  static Result<Container> open(const std::filesystem::path& folder);
+  static Result<Container> open(const std::filesystem::path& folder, Ownership ownership = Ownership::shared);
 
   const StoredTensor* find(std::string_view name) const;  // nullptr when absent
   const std::vector<StoredTensor>& tensors() const { return tensors_; }

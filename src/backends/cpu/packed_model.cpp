@@ -47,9 +47,10 @@ constexpr uint64_t kOtherMemory = uint64_t{4} << 30;
 
 class Packer {
  public:
-  // `evict`: the file and the packed copy do not fit into memory together.
-  Packer(ThreadPool& pool, bool mapped, bool evict, std::vector<AlignedBytes>& storage)
-      : pool_(pool), mapped_(mapped), evict_(evict), storage_(storage) {}
+  using GiveBack = void (*)(std::span<const std::byte> mapped);
+  // `give_back`: what becomes of the source of a matrix when it is packed; null = nothing.
+  Packer(ThreadPool& pool, GiveBack give_back, std::vector<AlignedBytes>& storage)
+      : pool_(pool), give_back_(give_back), storage_(storage) {}
 
   Result<void> pack(const AffineMatrix& from, PackedMatrix& to) {
     if (const auto known = packed_.find(from.codes); known != packed_.end()) {
@@ -66,10 +67,10 @@ class Packer {
         pack_block(from.expert(static_cast<uint32_t>(i / blocks)), to, block, data + i * block_bytes(to));
       }
     });
-    if (mapped_) {
-      give_back({from.codes, from.experts * from.code_bytes()});
-      give_back({from.scales, from.experts * from.scale_bytes()});
-      give_back({from.biases, from.experts * from.scale_bytes()});
+    if (give_back_ != nullptr) {
+      give_back_({from.codes, from.experts * from.code_bytes()});
+      give_back_({from.scales, from.experts * from.scale_bytes()});
+      give_back_({from.biases, from.experts * from.scale_bytes()});
     }
     packed_.emplace(from.codes, data);
     to.data = data;
@@ -77,13 +78,8 @@ class Packer {
   }
 
  private:
-  void give_back(std::span<const std::byte> mapped) const {
-    evict_ ? evict_pages(mapped) : release_pages(mapped);
-  }
-
   ThreadPool& pool_;
-  bool mapped_;
-  bool evict_;
+  GiveBack give_back_;
   std::vector<AlignedBytes>& storage_;
   std::map<const std::byte*, const std::byte*> packed_;  // by the codes they were packed from
 };
@@ -128,7 +124,14 @@ Result<PackedModel> pack_model(const ModelWeights& weights, ThreadPool& pool,
                                FunctionRef<void(double)> progress) {
   PackedModel model = packed_forms(weights);
   const uint64_t bytes = model.total_bytes();
-  Packer packer(pool, weights.mapped, host::memory_bytes() < 2 * bytes + kOtherMemory, model.storage);
+  // Pages are evicted where the file and the packed copy do not fit into memory together.
+  const bool evict = host::memory_bytes() < 2 * bytes + kOtherMemory;
+  Packer packer(pool,
+                !weights.mapped      ? nullptr
+                : weights.disposable ? dispose_pages
+                : evict              ? evict_pages
+                                     : release_pages,
+                model.storage);
   const auto total = static_cast<double>(bytes);
   double done = 0;
   Result<void> result{};

@@ -288,6 +288,31 @@ TEST_F(Folder, PagesGivenBackAreReadAgain) {
   EXPECT_EQ(read(), text);
   evict_pages(mapped->bytes().subspan(10, 20));  // no whole page
   EXPECT_EQ(read(), text);
+  dispose_pages(mapped->bytes());  // it is not ours
+  EXPECT_EQ(read(), text);
+}
+
+// Of a disposable file the whole pages of a part leave the storage, and nothing else does.
+TEST_F(Folder, DisposedPagesLeaveTheFile) {
+  const std::string text(1 << 20, 'x');
+  file("data", text);
+  const auto blocks = [&] {
+    struct stat status {};
+    EXPECT_EQ(::stat((folder_.path() / "data").c_str(), &status), 0);
+    return status.st_blocks;
+  };
+  const auto before = blocks();
+  const auto mapped = MappedFile::open(folder_.path() / "data", Ownership::disposable);
+  ASSERT_TRUE(mapped.has_value());
+  const auto page = static_cast<size_t>(::sysconf(_SC_PAGESIZE));
+  dispose_pages(mapped->bytes().subspan(1, text.size() / 2));
+  if (before < static_cast<int64_t>(text.size() / 512) || blocks() == before) {
+    GTEST_SKIP() << "this file system has no holes";
+  }
+  EXPECT_LE(blocks(), before - static_cast<int64_t>(text.size() / 2 - 2 * page) / 512);
+  EXPECT_EQ(mapped->bytes()[page - 1], std::byte{'x'}) << "of a page that is not disposed of as a whole";
+  EXPECT_EQ(mapped->bytes()[page], std::byte{0});
+  EXPECT_EQ(mapped->bytes()[text.size() / 2 + page], std::byte{'x'});
 }
 
 }  // namespace
