@@ -19,7 +19,7 @@ uint32_t router_width(const Dims& d) { return padded(d.experts + 1); }
 // What is allocated, in bytes; the members of DeviceModel in order.
 struct Sizes {
   uint64_t stream, feed_x, feed_part, head_x, head_part, mixed, heads_x, heads_part, partial, partial_ml,
-      router, h, routing, logits, best, experts_used, rotary, prefill;
+      router, h, routing, logits, best, experts_used, step_layers, step_board, rotary, prefill;
 };
 Sizes sizes_of(const Plan& plan) {
   const Dims d = dims_of(plan.shape);
@@ -41,6 +41,8 @@ Sizes sizes_of(const Plan& plan) {
           .logits = small * d.vocab * 4,
           .best = small * slices_of(d.vocab) * sizeof(SliceBest),
           .experts_used = uint64_t{d.layers} * DeviceModel::kExpertWords * 4,
+          .step_layers = d.layers * sizeof(StepLayer),
+          .step_board = step_board_bytes(d, std::min(plan.sequences, kStepRows)),
           .rotary = uint64_t{plan.context} * kRotaryDim * 4,
           .prefill = prefill_workspace_bytes(d, plan.max_rows)};
 }
@@ -51,7 +53,7 @@ uint64_t DeviceModel::workspace_bytes(const Plan& plan) {
   const Sizes s = sizes_of(plan);
   return s.stream + s.feed_x + s.feed_part + s.head_x + s.head_part + s.mixed + s.heads_x + s.heads_part +
          s.partial + s.partial_ml + s.router + s.h + s.routing + 2 * s.logits + s.best + s.experts_used +
-         s.rotary + s.prefill;
+         s.step_layers + s.step_board + s.rotary + s.prefill;
 }
 
 DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& meter, Stream queue)
@@ -59,7 +61,7 @@ DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& me
 
 Result<void> DeviceModel::allocate() {
   const Sizes s = sizes_of(plan_);
-  const std::array<std::pair<DeviceMemory*, uint64_t>, 19> parts{{{&stream_, s.stream},
+  const std::array<std::pair<DeviceMemory*, uint64_t>, 21> parts{{{&stream_, s.stream},
                                                                   {&feed_x_, s.feed_x},
                                                                   {&feed_squares_, s.feed_part},
                                                                   {&head_x_, s.head_x},
@@ -76,6 +78,8 @@ Result<void> DeviceModel::allocate() {
                                                                   {&adjusted_, s.logits},
                                                                   {&best_, s.best},
                                                                   {&experts_used_, s.experts_used},
+                                                                  {&step_layers_, s.step_layers},
+                                                                  {&step_board_, s.step_board},
                                                                   {&rotary_, s.rotary},
                                                                   {&prefill_, s.prefill}}};
   for (const auto& [memory, bytes] : parts) {
@@ -110,6 +114,7 @@ Result<void> DeviceModel::load(const ModelWeights& weights, FunctionRef<void(dou
       takes_prefill_ = takes_prefill_ && prefill_takes(*matrix);
     }
   }
+  LILY_TRY_VOID(prepare_whole_step());
   return finish(queue_);
 }
 

@@ -6,6 +6,7 @@
 #include "backends/cuda/kernels/decode.h"
 #include "backends/cuda/kernels/prefill.h"
 #include "backends/cuda/kernels/sample.h"
+#include "backends/cuda/kernels/whole_step.h"
 #include "backends/cuda/residency.h"
 #include "backends/cuda/tuning.h"
 #include "model/plan.h"
@@ -50,6 +51,14 @@ class DeviceModel {
   // rows 0, 1, .. whose feed is that for the head.
   Result<void> head(const uint32_t* rows_of, uint32_t rows);
 
+  // The most rows, each of a sequence of its own, that whole_step() takes: 0 where the device or the formats
+  // of the weights do not allow it.
+  uint32_t step_rows() const { return step_rows_; }
+  // From the ids, in tables as embed() and Batch have them, to logits(): the blocks above in one kernel, to
+  // the bit.
+  Result<void> whole_step(const int32_t* ids, const int32_t* const* sampled, const Segment* segments,
+                          const uint32_t* row_segment, uint32_t rows);
+
   const Plan& plan() const { return plan_; }
   const Dims& dims() const { return dims_; }
   Stream queue() const { return queue_; }
@@ -64,6 +73,8 @@ class DeviceModel {
 
  private:
   Result<void> allocate();
+  Result<void> prepare_whole_step();
+  EmbedArgs embed_args(const int32_t* ids, const int32_t* const* sampled, uint32_t rows) const;
   Result<void> project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows, float* y);
   Result<void> project_to_stream(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows,
                                  const StreamArgs& to);
@@ -92,7 +103,10 @@ class DeviceModel {
   DeviceMemory routing_;                  // the mark, and 256 bytes on the words of Published
   uint32_t routings_ = 0;                 // tags used
   DeviceMemory logits_, adjusted_, best_;
-  DeviceMemory experts_used_;  // [layers][kExpertWords]
+  DeviceMemory experts_used_;              // [layers][kExpertWords]
+  DeviceMemory step_layers_, step_board_;  // of a whole step
+  uint32_t step_rows_ = 0;
+  uint32_t step_tag_ = 0;  // of the last launch
   DeviceMemory rotary_;
   DeviceMemory prefill_;
 };

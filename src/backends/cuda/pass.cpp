@@ -178,7 +178,11 @@ Result<void> PassRunner::queue_pass(const Pass& pass, PassRecord& record) {
   const Stream queue = model_.queue();
   LILY_TRY_VOID(record.start.record(queue));
   LILY_TRY_VOID(record.tables->upload(record.copy, queue));
-  if (decode) {
+  if (decode && record.rows <= model_.step_rows()) {
+    const PassTables::View at = small_.device();
+    LILY_TRY_VOID(model_.whole_step(at.ids, at.sampled, at.segments, at.row_segment, record.rows));
+    LILY_TRY_VOID(sample(0, record.rows, small_));
+  } else if (decode) {
     LILY_TRY_VOID(check(cudaGraphLaunch(graphs_[record.rows - 1]->exec, queue), "starting a graph"));
   } else {
     LILY_TRY_VOID(run_steps(pass, record));

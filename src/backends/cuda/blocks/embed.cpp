@@ -2,22 +2,25 @@
 
 namespace lily::cuda {
 
-Result<void> DeviceModel::embed(const int32_t* ids, const int32_t* const* sampled, uint32_t rows) {
+EmbedArgs DeviceModel::embed_args(const int32_t* ids, const int32_t* const* sampled, uint32_t rows) const {
   const EmbedTable& table = views().embed;
-  const EmbedArgs args{.codes = table.codes,
-                       .scales = table.scales,
-                       .biases = table.biases,
-                       .bits = table.bits,
-                       .group = table.group,
-                       .scale_kind = table.scale_kind,
-                       .vocab = dims_.vocab,
-                       .ids = ids,
-                       .sampled = sampled,
-                       .rows = rows,
-                       .clear = experts_used(),
-                       .clear_count = dims_.layers * kExpertWords,
-                       .to = stream_from(0, views().layers[0].input_norm())};
-  return check(launch_embed(args, queue_), "the embedding");
+  return {.codes = table.codes,
+          .scales = table.scales,
+          .biases = table.biases,
+          .bits = table.bits,
+          .group = table.group,
+          .scale_kind = table.scale_kind,
+          .vocab = dims_.vocab,
+          .ids = ids,
+          .sampled = sampled,
+          .rows = rows,
+          .clear = experts_used(),
+          .clear_count = dims_.layers * kExpertWords,
+          .to = stream_from(0, views().layers[0].input_norm())};
+}
+
+Result<void> DeviceModel::embed(const int32_t* ids, const int32_t* const* sampled, uint32_t rows) {
+  return check(launch_embed(embed_args(ids, sampled, rows), queue_), "the embedding");
 }
 
 Result<void> DeviceModel::prepare(uint32_t layer, Next next, uint32_t first_row, uint32_t rows) {

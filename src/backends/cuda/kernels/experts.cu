@@ -4,18 +4,18 @@
 //            shared one.
 // The columns of a product are the rows that chose the expert, so that its weights are read once for eight of
 // them. What a row adds up depends neither on its column nor on who else is there.
-#include "backends/cuda/kernels/routing.cuh"
-#include "backends/cuda/kernels/tiles.cuh"
+#include "backends/cuda/kernels/experts.cuh"
 
 namespace lily::cuda {
 namespace {
+
+using namespace experts;  // NOLINT(google-build-using-namespace)
 
 // ---- gate_up --------------------------------------------------------------------------------------------
 // A unit is 16 outputs of one entry: eight of gate and the same eight of up. Its inputs are cut into parts of
 // kPartTiles tiles whose sums are added in order: by one warp after the other's, or for few rows by a warp
 // for each part, which gives the same bits.
 constexpr uint32_t kEnterWarps = 16;
-constexpr uint32_t kPartTiles = 4;
 constexpr uint32_t kSplitRows = 2;   // most rows whose units are shared by warps
 constexpr uint32_t kRouteWarps = 8;  // find out where the rows go while the others bring the inputs
 
@@ -37,78 +37,6 @@ __host__ __device__ inline EnterLayout enter_layout(const PackedMatrix& w, uint3
   l.part = l.scales + align128(kSmallRows * 4);
   l.total = l.part + (splits_units(rows) ? units * parts * 512 : 0);
   return l;
-}
-
-// The inputs of all rows in shared memory and their sums over tiles, or over half tiles where these have
-// scales of their own. Behind the last row is one of zeros, for columns that are absent. Rows are 16 bytes
-// longer than they need be, which keeps reads of neighbours free of bank conflicts.
-template <class F, uint32_t kInputTiles>
-struct Rows {
-  static constexpr uint32_t kInputs = kInputTiles * kTileCols;
-  static constexpr uint32_t kStride = kInputs * 2 + 16;
-  static constexpr uint32_t kOfTile = F::kWide ? 2 : 1;
-  static constexpr uint32_t kSums = kInputTiles * kOfTile + 4;  // floats of a row
-  uint8_t* columns;
-  float* sums;
-  uint32_t rows;
-
-  // By `threads` threads; `thread` is this one's number among them.
-  __device__ __forceinline__ void load(const uint16_t* x, uint32_t thread, uint32_t threads) const {
-    constexpr uint32_t kChunks = kInputs / 8;  // of 16 bytes; a lane of mma has two, a tile eight
-    static_assert(kChunks % 32 == 0);
-    for (uint32_t i = thread; i < rows * kChunks; i += threads) {
-      const uint32_t row = i / kChunks;
-      const uint32_t chunk = i % kChunks;
-      const uint4 v = load_l2(reinterpret_cast<const uint4*>(x) + i);
-      *reinterpret_cast<uint4*>(columns + row * kStride + chunk * 16) = v;
-      // The first chunk of a lane has the steps of the first half, the second those of the second.
-      float sum = ((low_bf16(v.x) + high_bf16(v.x)) + (low_bf16(v.y) + high_bf16(v.y))) +
-                  ((low_bf16(v.z) + high_bf16(v.z)) + (low_bf16(v.w) + high_bf16(v.w)));
-      sum += __shfl_xor_sync(kAll, sum, 2);
-      sum += __shfl_xor_sync(kAll, sum, 4);
-      if (!F::kWide) {
-        sum += __shfl_xor_sync(kAll, sum, 1);
-      }
-      if (chunk % 8 < kOfTile) {
-        sums[row * kSums + chunk / 8 * kOfTile + chunk % 8] = sum;
-      }
-    }
-  }
-  // Row of a column of an entry; any where the column is absent.
-  __device__ __forceinline__ uint32_t row_of(const Entry& entry, uint32_t column) const {
-    return min(uint32_t{entry.rows[column]}, rows - 1);
-  }
-  __device__ __forceinline__ Column column(uint32_t row, uint32_t tile, uint32_t lane) const {
-    const uint4* const from =
-        reinterpret_cast<const uint4*>(columns + row * kStride + tile * 128 + (lane & 3) * 32);
-    return column_of(from[0], from[1]);
-  }
-  // Sums of a row over the tiles of a part.
-  struct PartSums {
-    float4 of[kOfTile];
-    __device__ __forceinline__ float at(uint32_t i) const {
-      const float4& four = of[i / 4];
-      return i % 4 == 0 ? four.x : i % 4 == 1 ? four.y : i % 4 == 2 ? four.z : four.w;
-    }
-  };
-  __device__ __forceinline__ PartSums part_sums(uint32_t row, uint32_t part) const {
-    PartSums p;
-#pragma unroll
-    for (uint32_t i = 0; i < kOfTile; ++i) {
-      p.of[i] = reinterpret_cast<const float4*>(sums + row * kSums)[part * kOfTile + i];
-    }
-    return p;
-  }
-};
-
-// A unit and what its columns are.
-struct Unit {
-  const Entry* entry;
-  uint32_t block;  // of 16 outputs
-};
-__device__ __forceinline__ Unit unit_of(const Routing& r, const PackedMatrix& w, uint32_t index) {
-  const uint32_t shift = 31 - __clz(w.row_blocks);  // a power of two
-  return {&r.entries[index >> shift], index & (w.row_blocks - 1)};
 }
 
 // The parts of units in the order in which a warp works on them: warps take turns over the parts of the
@@ -142,28 +70,6 @@ __device__ __forceinline__ void finish_unit(const ExpertArgs& a, const float* sc
       const float h = silu(scales[row] * f[c]) * (scales[row] * f[c + 2]);
       a.h[use * a.dims.ffn + fragment_position(unit.block * 8 + (lane >> 2))] = to_bf16(h);
     }
-  }
-}
-
-template <class F, uint32_t kInputTiles>
-__device__ __forceinline__ void add_part(float (&f)[4], const uint8_t* stage,
-                                         const Rows<F, kInputTiles>& inputs, const Entry& entry,
-                                         uint32_t part) {
-  static_assert(kPartTiles == 4);
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t row = inputs.row_of(entry, lane >> 2);
-  const auto first = inputs.part_sums(inputs.row_of(entry, (lane & 3) * 2), part);
-  const auto second = inputs.part_sums(inputs.row_of(entry, (lane & 3) * 2 + 1), part);
-#pragma unroll
-  for (uint32_t i = 0; i < kPartTiles; ++i) {
-    ColumnSums<F> sums;
-#pragma unroll
-    for (uint32_t j = 0; j < Rows<F, kInputTiles>::kOfTile; ++j) {
-      const uint32_t at = i * Rows<F, kInputTiles>::kOfTile + j;
-      sums.part[j] = make_float2(first.at(at), second.at(at));
-    }
-    add_tile<F>(f, load_tile<F>(stage + i * F::kTileBytes, lane),
-                inputs.column(row, part * kPartTiles + i, lane), sums);
   }
 }
 
@@ -346,40 +252,6 @@ __device__ __forceinline__ const uint16_t* use_of(const ExpertArgs& a, const Ent
   const uint32_t row = min(uint32_t{entry.rows[lane >> 2]}, a.rows - 1);
   const uint32_t slot = min(uint32_t{entry.slots[lane >> 2]}, kTopK);
   return a.h + (row * kUses + slot) * size_t{a.dims.ffn};
-}
-
-// 16 outputs of the lane's columns to y[row * per_row + index].
-__device__ __forceinline__ void put_outputs(float* y, const Entry& entry, uint32_t per_row, bool by_slot,
-                                            uint32_t index, const float (&f)[4]) {
-  const uint32_t lane = threadIdx.x & 31;
-#pragma unroll
-  for (uint32_t c = 0; c < 2; ++c) {
-    const uint32_t column = (lane & 3) * 2 + c;
-    const uint32_t row = entry.rows[column];
-    if (row != kAbsent) {
-      float* const to =
-          y + (row * per_row + (by_slot ? entry.slots[column] : index)) * kTileRows + (lane >> 2);
-      to[0] = f[c];
-      to[8] = f[c + 2];
-    }
-  }
-}
-
-// What a thread adds to the stream: a row's experts in ascending order, then the shared one.
-template <uint32_t kInputTiles>
-__device__ __forceinline__ float sum_of_row(const Routing& r, const float* y, const float* shared_y,
-                                            uint32_t row, uint32_t output) {
-  float shared = 0;
-#pragma unroll
-  for (uint32_t i = 0; i < kInputTiles; ++i) {
-    shared += shared_y[(row * kInputTiles + i) * kTileRows + output];
-  }
-  float value = 0;
-#pragma unroll
-  for (uint32_t slot = 0; slot < kTopK; ++slot) {
-    value = fmaf(r.weights[row][slot], y[(row * kTopK + slot) * kTileRows + output], value);
-  }
-  return fmaf(r.weights[row][kTopK], shared, value);
 }
 
 // The warp's tile of the shared expert times all rows; `x` is of the first entry.

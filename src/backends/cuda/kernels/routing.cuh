@@ -234,7 +234,7 @@ __device__ __forceinline__ void publish_routing(const Routing& r, const Publishe
   __syncthreads();
   if (threadIdx.x == 0) {
     __threadfence();
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(to.mark), "r"(to.tag) : "memory");
+    release_mark(to.mark, to.tag);
   }
 }
 // All threads of a block of down, which begins when all blocks of gate_up are at work: the mark will come.
@@ -242,7 +242,7 @@ __device__ __forceinline__ void read_routing(Routing& r, const Published& from, 
   if (threadIdx.x == 0) {
     uint32_t mark = 0;
     do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(mark) : "l"(from.mark) : "memory");
+      mark = acquire_mark(from.mark);
     } while (mark != from.tag);
   }
   __syncthreads();

@@ -1,18 +1,9 @@
 // Token ids to the residual stream, the stream to the feed of a product, and the table of rotations.
+#include "backends/cuda/kernels/embed.cuh"
 #include "backends/cuda/kernels/tiles.cuh"
-
-#include <cuda_fp16.h>
 
 namespace lily::cuda {
 namespace {
-
-__device__ __forceinline__ float scale_at(const uint8_t* scales, uint32_t kind, size_t index) {
-  if (kind == 2) {
-    return reinterpret_cast<const float*>(scales)[index];
-  }
-  const uint16_t bits = reinterpret_cast<const uint16_t*>(scales)[index];
-  return kind == 0 ? from_bf16(bits) : __half2float(__ushort_as_half(bits));
-}
 
 // One block a row; hidden is a multiple of its threads.
 __global__ void __launch_bounds__(256) embed_kernel(EmbedArgs a) {
@@ -24,20 +15,10 @@ __global__ void __launch_bounds__(256) embed_kernel(EmbedArgs a) {
       a.clear[i] = 0;
     }
   }
-  int32_t id = load_l2(a.ids + row);
-  if (id < 0) {
-    id = load_l2(a.sampled[row]);
-  }
-  id = id < 0 ? 0 : id;
+  const int32_t id = token_of(a, row);
   const uint32_t hidden = a.to.hidden;
   for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
-    const uint32_t* words = reinterpret_cast<const uint32_t*>(a.codes) + size_t(id) * (hidden * a.bits / 32);
-    const uint32_t word = words[i * a.bits / 32];
-    const uint32_t code = (word >> (i * a.bits % 32)) & ((1u << a.bits) - 1);
-    const size_t group = size_t(id) * (hidden / a.group) + i / a.group;
-    const float product = __fmul_rn(scale_at(a.scales, a.scale_kind, group), static_cast<float>(code));
-    add_to_stream(a.to, row, i, __fadd_rn(product, scale_at(a.biases, a.scale_kind, group)), true,
-                  {0, a.to.next_norm[i]});
+    add_to_stream(a.to, row, i, embedding(a, id, i, hidden), true, {0, a.to.next_norm[i]});
   }
 }
 

@@ -1,0 +1,236 @@
+// What kernels ask of the machine beyond CUDA C++: dependent launch, copies to shared memory and their
+// barriers, loads past L1, tensor instructions. Nothing else holds instructions of the machine, so that this
+// file alone must be written anew for kernels to run anywhere else.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace lily::cuda {
+
+inline constexpr unsigned kAll = 0xffffffffu;
+
+// ---- Programmatic dependent launch ----------------------------------------------------------------------
+// A kernel lets the next one start at once, fetches what does not depend on the kernels before it (weights,
+// states of earlier passes), and then waits for them, and so for all kernels before those. What a kernel of
+// the same pass writes cannot be relied on before that wait. The one exception is the routing, which gate_up
+// publishes while it is at work (routing.cuh).
+__device__ __forceinline__ void wait_for_predecessors() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void start_successors() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// ---- Asynchronous copies to shared memory ---------------------------------------------------------------
+__device__ __forceinline__ uint32_t shared_address(const void* p) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(p));
+}
+__device__ __forceinline__ void copy_async(void* to, const void* from) {  // 16 bytes, past L1
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(to)), "l"(from) : "memory");
+}
+// The same, or zeros where the bytes are not there.
+__device__ __forceinline__ void copy_or_clear(void* to, const void* from, bool present) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(present ? 16 : 0)
+               : "memory");
+}
+__device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int kPending>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+// ---- Barriers in shared memory, and the copies that complete them ----------------------------------------
+// A warp copies to shared memory and waits for it by a barrier: where the device can, one thread starts one
+// copy of the whole block.
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+inline constexpr uint32_t kCopyArrivals = 1;
+#else
+inline constexpr uint32_t kCopyArrivals = 32;
+#endif
+// To be used by copy_block(); the warp must pass a __syncwarp() before it does.
+__device__ __forceinline__ void init_copy_barrier(uint64_t* barrier) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(kCopyArrivals)
+               : "memory");
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+// One warp; kBytes is a multiple of 16.
+template <uint32_t kBytes>
+__device__ __forceinline__ void copy_block(uint8_t* to, const uint8_t* from, uint64_t* barrier,
+                                           uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(kBytes)
+                 : "memory");
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to)),
+        "l"(from), "r"(kBytes), "r"(shared_address(barrier))
+        : "memory");
+  }
+#else
+#pragma unroll
+  for (uint32_t at = 0; at < kBytes; at += 512) {
+    if (at + 512 <= kBytes || at + lane * 16 < kBytes) {
+      copy_async(to + at + lane * 16, from + at + lane * 16);
+    }
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+// One warp: `pieces` blocks of `bytes` bytes, `stride` bytes apart, one after the other in shared memory.
+__device__ __forceinline__ void copy_pieces(uint8_t* to, const uint8_t* from, uint32_t pieces, uint32_t bytes,
+                                            uint64_t stride, uint64_t* barrier, uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(pieces * bytes)
+                 : "memory");
+  }
+  __syncwarp();
+  if (lane < pieces) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to + lane * bytes)),
+        "l"(from + lane * stride), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+  }
+#else
+  for (uint32_t piece = 0; piece < pieces; ++piece) {
+    for (uint32_t at = lane * 16; at < bytes; at += 512) {
+      copy_async(to + piece * bytes + at, from + piece * stride + at);
+    }
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+#endif
+}
+__device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity) {
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+#if __CUDA_ARCH__ >= 900
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#else
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+#endif
+      "@!done bra again;\n"
+      "}\n" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+}
+
+// ---- Loads of what another kernel has written: past L1, which may hold older bytes -----------------------
+__device__ __forceinline__ uint4 load_l2(const uint4* p) { return __ldcg(p); }
+__device__ __forceinline__ float4 load_l2(const float4* p) { return __ldcg(p); }
+__device__ __forceinline__ float2 load_l2(const float2* p) { return __ldcg(p); }
+__device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
+__device__ __forceinline__ int32_t load_l2(const int32_t* p) { return __ldcg(p); }
+__device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
+
+// ---- A mark that says that what was written before it is there
+// ---------------------------------------------
+__device__ __forceinline__ void release_mark(uint32_t* mark, uint32_t tag) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(mark), "r"(tag) : "memory");
+}
+__device__ __forceinline__ uint32_t acquire_mark(const uint32_t* mark) {
+  uint32_t tag;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(tag) : "l"(mark) : "memory");
+  return tag;
+}
+
+// ---- Words that carry a tag -----------------------------------------------------------------------------
+// 32 bits for other blocks of the same launch, and the tag of the launch, in one 64-bit word that is written
+// and read whole: whoever finds the tag has the value. No fence and no counter is needed, and a value is
+// there one write and one read after it was known.
+__device__ __forceinline__ void store_word(uint64_t* to, uint32_t value, uint32_t tag) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(static_cast<uint64_t>(tag) << 32 | value)
+               : "memory");
+}
+// The same, seen after everything that this thread wrote before, or saw written at a barrier.
+__device__ __forceinline__ void release_word(uint64_t* to, uint32_t value, uint32_t tag) {
+  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(static_cast<uint64_t>(tag) << 32 | value)
+               : "memory");
+}
+__device__ __forceinline__ void load_words(uint64_t& first, uint64_t& second, const uint64_t* from) {
+  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
+               : "=l"(first), "=l"(second)
+               : "l"(from)
+               : "memory");
+}
+__device__ __forceinline__ uint64_t load_word(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+__device__ __forceinline__ uint64_t acquire_word(const uint64_t* from) {
+  uint64_t word;
+  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+  return word;
+}
+// Between two looks at words that are not there yet.
+__device__ __forceinline__ void pause() {}
+
+// ---- The block ------------------------------------------------------------------------------------------
+__device__ __forceinline__ uint8_t* dynamic_shared() {
+  extern __shared__ __align__(128) uint8_t dynamic_shared_bytes[];
+  return dynamic_shared_bytes;
+}
+// A barrier of some of a block's warps: `id` is 1 to 15 and no other such barrier's.
+template <uint32_t kId, uint32_t kThreads>
+struct GroupSync {
+  __device__ __forceinline__ void operator()() const {
+    asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
+  }
+};
+// Makes what this thread wrote to shared memory precede copies to the same place that others start after a
+// barrier.
+__device__ __forceinline__ void order_copies_after_writes() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// ---- Tensor instructions --------------------------------------------------------------------------------
+// c += a b
+__device__ __forceinline__ void mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                    uint32_t b0, uint32_t b1) {
+  asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3},{%4,%5,%6,%7},{%8,%9},{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+// Four codes of a word to two bf16, each 128 too large: (word & 0x000f000f) | 0x43004300.
+__device__ __forceinline__ uint32_t widen(uint32_t word) {
+  uint32_t out;
+  asm("lop3.b32 %0, %1, %2, %3, 0xea;" : "=r"(out) : "r"(word), "r"(0x000f000fu), "r"(0x43004300u));
+  return out;
+}
+__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t r) {
+  uint32_t out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(r));
+  return out;
+}
+
+}  // namespace lily::cuda

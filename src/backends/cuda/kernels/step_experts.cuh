@@ -1,0 +1,232 @@
+// The experts of a whole step: router, routing, gate_up and down.
+#pragma once
+
+#include "backends/cuda/kernels/experts.cuh"
+#include "backends/cuda/kernels/step_product.cuh"
+
+namespace lily::cuda::step {
+
+using NarrowFour = Format<1, false>;
+
+// The feed of the experts to shared memory, by all threads; ends with a barrier.
+template <class W>
+__device__ __forceinline__ experts::Rows<NarrowFour, W::kHidden> bring_rows(const Block<W>& b,
+                                                                            uint32_t layer) {
+  constexpr uint32_t kChunks = W::kHidden * kTileCols / 8;
+  const experts::Rows<NarrowFour, W::kHidden> rows{b.shared + b.at.columns,
+                                                   b.template place<float>(b.at.sums), b.a.rows};
+  const uint64_t* const feed = b.words(layer) + b.board.after;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < b.a.rows * kChunks; i += kWarps * 32) {
+    const uint32_t row = i / kChunks;
+    const uint32_t chunk = i % kChunks;
+    uint32_t v[4];
+    wait_words<1, 2>(v, feed + row * b.board.feed_row + chunk * 4, 0, b.a.tag);
+    __syncwarp();
+    rows.put(row, chunk, make_uint4(v[0], v[1], v[2], v[3]));
+  }
+  wait_scales<W::kHidden * kTileCols>(b.template place<float>(b.at.scales) + kStepRows, feed,
+                                      b.board.feed_row, b.a.rows, b.a.tag);
+  __syncthreads();
+  return rows;
+}
+
+// The block's units of the router, if it has any.
+template <class W>
+__device__ __forceinline__ void router(const Block<W>& b, uint32_t layer,
+                                       const experts::Rows<NarrowFour, W::kHidden>& rows) {
+  using P = typename W::Router;
+  const uint32_t blocks = blocks_of(b.a.dims.experts + 1);
+  if (blockIdx.x >= blocks) {
+    return;
+  }
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t split = threadIdx.x / 32 % P::kSplits;
+  Inputs<P> in;
+#pragma unroll
+  for (uint32_t i = 0; i < P::kTiles; ++i) {
+    in.x[i] = rows.column(min(lane >> 2, b.a.rows - 1), split * P::kTiles + i, lane);
+  }
+  in.sum();
+  const float* const scales = b.template place<float>(b.at.scales) + kStepRows;
+  uint64_t* const to = b.words(layer) + b.board.router;
+  multiply_all(
+      b.template place<float>(b.at.router_parts), blocks, b.a.rows, in, b.rest.slots,
+      [&] { b.rest.fill(b.weights, b.routing); },
+      [&](uint32_t row, uint32_t output, float value, bool active) {
+        if (active) {
+          store_word(to + row * b.board.router_row + output, __float_as_uint(value * scales[row]), b.a.tag);
+        }
+      });
+}
+
+// Where the rows go; ends with a barrier, behind which the tape knows the layer's experts.
+template <class W>
+__device__ __forceinline__ void route(const Block<W>& b, uint32_t layer) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t experts = b.a.dims.experts;
+  if (warp < b.a.rows) {
+    const uint64_t* const from = b.words(layer) + b.board.router + warp * b.board.router_row;
+    uint32_t v[Logits::kEach];
+    wait_words<1, Logits::kEach / 2>(v, from + min(lane * Logits::kEach, experts - Logits::kEach), 0,
+                                     b.a.tag);
+    const uint64_t* const gate_word[1] = {from + experts};
+    uint32_t gate[1];
+    wait_each(gate, gate_word, b.a.tag);
+    __syncwarp();
+    Logits logits;
+    logits.low = make_float4(__uint_as_float(v[0]), __uint_as_float(v[1]), __uint_as_float(v[2]),
+                             __uint_as_float(v[3]));
+    logits.high = make_float4(__uint_as_float(v[4]), __uint_as_float(v[5]), __uint_as_float(v[6]),
+                              __uint_as_float(v[7]));
+    logits.gate = __uint_as_float(gate[0]);
+    route_row(b.routing, logits, experts, warp, b.a.rows);
+  }
+  __syncthreads();
+  if (b.a.rows > 1) {
+    list_entries(b.routing, b.a.rows);
+    __syncthreads();
+  }
+  b.rest.routed = layer + 1;
+  b.rest.fill(b.weights, b.routing);
+}
+
+// h = silu(gate x) * (up x): the parts of units by the warps, then their sums in order.
+template <class W>
+__device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
+                                        const experts::Rows<NarrowFour, W::kHidden>& rows) {
+  using Turn = GateTurn<W>;
+  const uint32_t blocks = 2 * b.a.dims.ffn / kTileRows;
+  const uint32_t all = b.routing.count * blocks;
+  const uint32_t of_part = kStepRows * kTileRows;
+  float* const parts = b.template place<float>(b.at.gate_parts);
+#pragma unroll 1
+  for (uint32_t unit = Turn::first(); unit < all; unit += Turn::step()) {
+    float f[4] = {};
+    experts::add_part<NarrowFour>(f, b.rest.slots.wait(), rows, b.routing.entries[unit / blocks],
+                                  Turn::part());
+    b.rest.slots.release();
+    b.rest.fill(b.weights, b.routing);
+    store_columns(parts + (unit / gridDim.x * W::kGateParts + Turn::part()) * of_part, kStepRows, f);
+  }
+  __syncthreads();
+  // Eight outputs of each column of a unit: sums of gate, of up.
+  const uint32_t units = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  const float* const scales = b.template place<float>(b.at.scales) + kStepRows;
+  const uint32_t work = units * kStepRows * 8;
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += kWarps * 32) {
+    const uint32_t own = i / (kStepRows * 8);
+    const uint32_t column = i / 8 % kStepRows;
+    const uint32_t unit = min(blockIdx.x + own * gridDim.x, all - 1);
+    const Entry& entry = b.routing.entries[unit / blocks];
+    const uint32_t row = entry.rows[column];
+    const bool active = i < work && row != kAbsent;
+    uint32_t bits = 0;
+    if (active) {
+      const float* const part = parts + own * W::kGateParts * of_part + column * kTileRows + i % 8;
+      float gate = part[0];
+      float up = part[8];
+#pragma unroll
+      for (uint32_t p = 1; p < W::kGateParts; ++p) {
+        gate = gate + part[p * of_part];
+        up = up + part[p * of_part + 8];
+      }
+      bits = to_bf16(silu(scales[row] * gate) * (scales[row] * up));
+    }
+    const uint32_t other = __shfl_down_sync(kAll, bits, 1);
+    if (active && i % 2 == 0) {
+      const uint32_t output = unit % blocks * 8 + i % 8;
+      store_word(b.words(layer) + b.board.h + row * b.board.h_row + entry.slots[column] * (b.a.dims.ffn / 2) +
+                     fragment_position(output) / 2,
+                 bits | other << 16, b.a.tag);
+    }
+  }
+  if (blockIdx.x == gridDim.x - 1) {
+    for (uint32_t i = b.routing.shared + threadIdx.x; i < b.routing.count; i += blockDim.x) {
+      const uint32_t expert = b.routing.entries[i].expert;
+      atomicOr(b.a.experts_used + layer * kStepExpertWords + expert / 32, 1u << (expert % 32));
+    }
+  }
+}
+
+// Waits for tiles [first, first + kTiles) of the hidden values of the lane's column of an entry.
+template <class W, uint32_t kTiles>
+__device__ __forceinline__ void wait_uses(Column (&x)[kTiles], const Block<W>& b, uint32_t layer,
+                                          const Entry& entry, uint32_t first) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t row = min(uint32_t{entry.rows[lane >> 2]}, b.a.rows - 1);
+  const uint32_t slot = min(uint32_t{entry.slots[lane >> 2]}, kTopK);
+  const uint64_t* const from = b.words(layer) + b.board.h + row * b.board.h_row + slot * (b.a.dims.ffn / 2) +
+                               first * (kTileCols / 2) + (lane & 3) * 8;
+  uint32_t pairs[kTiles * 8];
+  wait_words<kTiles, 4>(pairs, from, kTileCols / 2, b.a.tag);
+  __syncwarp();
+#pragma unroll
+  for (uint32_t i = 0; i < kTiles; ++i) {
+#pragma unroll
+    for (uint32_t j = 0; j < 8; ++j) {
+      x[i].b[j] = pairs[i * 8 + j];
+    }
+  }
+}
+
+// The sums of a block's 16 outputs over the experts, in ascending order, then the shared one: to the stream
+// and the feed that comes next.
+template <class W>
+__device__ __forceinline__ void down(const Block<W>& b, uint32_t layer) {
+  if (blockIdx.x * kTileRows >= b.a.dims.hidden) {
+    return;
+  }
+  constexpr uint32_t kTiles = W::kFfn < kSlotTiles ? W::kFfn : kSlotTiles;  // of a chunk
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t warp = threadIdx.x / 32;
+  const Routing& r = b.routing;
+  const auto refill = [&] { b.rest.fill(b.weights, b.routing); };
+  float* const y = b.template place<float>(b.at.y);
+  float* const shared_y = b.template place<float>(b.at.shared_y);
+  const float norm = b.has_stream() ? b.weights.layers[layer].next_norm[b.stream_output()] : 0;
+#pragma unroll 1
+  for (uint32_t at = r.shared + warp; at < r.count; at += kWarps) {
+    float f[4] = {};
+#pragma unroll 1
+    for (uint32_t first = 0; first < W::kFfn; first += kTiles) {
+      Column x[kTiles];
+      wait_uses<W, kTiles>(x, b, layer, r.entries[at], first);
+      const uint8_t* const tiles = b.rest.slots.wait();
+#pragma unroll
+      for (uint32_t i = 0; i < kTiles; ++i) {
+        add_tile<NarrowFour>(f, load_tile<NarrowFour>(tiles + i * kTile, lane), x[i],
+                             sums_of<NarrowFour>(x[i]));
+      }
+      b.rest.slots.release();
+      refill();
+    }
+    experts::put_outputs(y, r.entries[at], kTopK, true, 0, f);
+  }
+  if (warp >= kTopK && warp - kTopK < W::kFfn) {
+    Column x[1];
+    wait_uses<W, 1>(x, b, layer, r.entries[0], warp - kTopK);
+    float f[4] = {};
+    add_tile<NarrowFour>(f, load_tile<NarrowFour>(b.rest.slots.wait(), lane), x[0],
+                         sums_of<NarrowFour>(x[0]));
+    b.rest.slots.release();
+    refill();
+    experts::put_outputs(shared_y, r.entries[0], W::kFfn, false, warp - kTopK, f);
+  }
+  __syncthreads();
+  if (warp * 32 < b.a.rows * kTileRows) {
+    const bool active = b.has_stream();
+    float now = 0;
+    if (active) {
+      float& stream = b.template place<float>(b.at.stream)[threadIdx.x];
+      now = stream + experts::sum_of_row<W::kFfn>(r, y, shared_y, b.stream_row(), threadIdx.x % kTileRows);
+      stream = now;
+    }
+    put_feed(b.words(layer + 1) + b.stream_row() * b.board.feed_row, b.a.dims.hidden, b.stream_output(),
+             now * norm, now * now, active, b.a.tag);
+  }
+}
+
+}  // namespace lily::cuda::step

@@ -1,0 +1,259 @@
+// Dense products of a whole step: inputs from the board, weights from a tape, and the sums over the warps.
+#pragma once
+
+#include "backends/cuda/kernels/step_tape.cuh"
+
+namespace lily::cuda::step {
+
+// Where a block's shared memory goes. Slots of the in-tape are lent to attention.
+struct Shared {
+  uint32_t in_slots, rest_slots, barriers, layers, parts, out_parts, router_parts, scales, columns, sums,
+      gate_parts, routing, y, shared_y, stream, delta, factors, total;
+};
+inline constexpr uint32_t kMostLayers = 40;
+inline constexpr uint32_t kInSlots = 3;  // of a warp
+inline constexpr uint32_t kRestSlots = 2;
+inline constexpr uint32_t kPartBytes = 8 * 1024;  // of the partial sums of an epoch; there are two of them
+inline constexpr uint32_t kUnitBytes = kStepRows * kWarps * kTileRows * 4;  // of one unit
+inline constexpr uint32_t kDeltaBytes = 3200;                               // delta::Shared
+inline constexpr uint32_t kFactorBytes = 512;                               // of attention's splits
+
+template <class W>
+LILY_BOTH constexpr Shared shared_of(uint32_t rows, uint32_t gate_units) {
+  Shared s{};
+  s.rest_slots = kWarps * kInSlots * kSlot;
+  s.barriers = s.rest_slots + kWarps * kRestSlots * kSlot;
+  s.layers = s.barriers + align128(kWarps * (kInSlots + kRestSlots) * 8);
+  s.parts = s.layers + align128(kMostLayers * sizeof(StepLayer));
+  s.out_parts = s.parts + 2 * kPartBytes;
+  s.router_parts = s.out_parts + kUnitBytes;
+  s.scales = s.router_parts + kUnitBytes;
+  s.columns = s.scales + 128;
+  s.sums = s.columns + align128(rows * (W::kHidden * kTileCols * 2 + 16));
+  s.gate_parts = s.sums + align128(rows * (W::kHidden * 4 + 16));
+  s.routing = s.gate_parts + gate_units * W::kGateParts * kStepRows * kTileRows * 4;
+  s.y = s.routing + align128(sizeof(Routing));
+  s.shared_y = s.y + kStepRows * kTopK * kTileRows * 4;
+  s.stream = s.shared_y + kStepRows * W::kFfn * kTileRows * 4;
+  s.delta = s.stream + align128(kStepRows * kTileRows * 4);
+  s.factors = s.delta + kDeltaBytes;
+  s.total = s.factors + kFactorBytes;
+  return s;
+}
+
+// What everything in a block's step sees.
+template <class W>
+struct Block {
+  const StepArgs& a;
+  uint8_t* shared;
+  const Shared& at;
+  const Board& board;
+  Weights weights;
+  Routing& routing;
+  InTape<W>& in;
+  RestTape<W>& rest;
+
+  template <class T>
+  __device__ __forceinline__ T* place(uint32_t offset) const {
+    return reinterpret_cast<T*>(shared + offset);
+  }
+  __device__ __forceinline__ uint64_t* words(uint32_t layer) const {
+    return a.board + size_t{layer} * board.layer;
+  }
+  // Of a thread that finishes an output of the stream: its place there.
+  __device__ __forceinline__ uint32_t stream_row() const { return threadIdx.x / kTileRows; }
+  __device__ __forceinline__ uint32_t stream_output() const {
+    return blockIdx.x * kTileRows + threadIdx.x % kTileRows;
+  }
+  __device__ __forceinline__ bool has_stream() const {
+    return blockIdx.x * kTileRows < a.dims.hidden && stream_row() < a.rows;
+  }
+};
+
+// A warp's inputs, and the factors of their heads where they are normed by heads. For one or two rows, a lane
+// of a column that is absent stands for the last row.
+template <class P>
+struct Inputs {
+  Column x[P::kTiles];
+  ColumnSums<typename P::F> sums[P::kTiles];
+  float2 factor[P::kHeads ? P::kTiles / P::kNormed : 1];
+
+  __device__ __forceinline__ void sum() {
+#pragma unroll
+    for (uint32_t i = 0; i < P::kTiles; ++i) {
+      sums[i] = sums_of<typename P::F>(x[i]);
+    }
+  }
+  // From a feed of the board; waits for it.
+  __device__ __forceinline__ void wait(const uint64_t* feed, uint32_t row_words, uint32_t rows,
+                                       uint32_t tag) {
+    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t split = threadIdx.x / 32 % P::kSplits;
+    const uint64_t* const row = feed + min(lane >> 2, rows - 1) * row_words;
+    uint32_t pairs[P::kTiles * 8];
+    wait_words<P::kTiles, 4>(pairs, row + split * P::kTiles * (kTileCols / 2) + (lane & 3) * 8, kTileCols / 2,
+                             tag);
+#pragma unroll
+    for (uint32_t i = 0; i < P::kTiles; ++i) {
+#pragma unroll
+      for (uint32_t j = 0; j < 8; ++j) {
+        x[i].b[j] = pairs[i * 8 + j];
+      }
+    }
+    sum();
+    if constexpr (P::kHeads) {
+      wait_factors(feed, row_words, rows, tag);
+    }
+  }
+
+ private:
+  // 1 / rms of the warp's heads: lanes work them out for each other, the order is that of project.cu.
+  __device__ __forceinline__ void wait_factors(const uint64_t* feed, uint32_t row_words, uint32_t rows,
+                                               uint32_t tag) {
+    constexpr uint32_t kCount = P::kTiles / P::kNormed;
+    static_assert(kDeltaDim / kFeedBlock == 8);
+    const uint32_t lane = threadIdx.x & 31;
+    const uint32_t split = threadIdx.x / 32 % P::kSplits;
+    const uint32_t own = lane / kGroupRows % kCount;
+    const uint32_t head = (split * P::kTiles + own * P::kNormed) / (kDeltaDim / kTileCols);
+    uint32_t bits[8];
+    wait_words<1, 4>(bits, feed + min(lane % kGroupRows, rows - 1) * row_words + P::kInputs / 2 + head * 8, 0,
+                     tag);
+    float s[8];
+#pragma unroll
+    for (uint32_t i = 0; i < 8; ++i) {
+      s[i] = __uint_as_float(bits[i]);
+    }
+    const float total = ((s[0] + s[1]) + (s[2] + s[3])) + ((s[4] + s[5]) + (s[6] + s[7]));
+    const float scale = rsqrtf(total / static_cast<float>(kDeltaDim) + kEps);
+#pragma unroll
+    for (uint32_t i = 0; i < kCount; ++i) {
+      const uint32_t from = i * kGroupRows + (lane & 3) * 2;
+      factor[i] = make_float2(__shfl_sync(kAll, scale, from), __shfl_sync(kAll, scale, from + 1));
+    }
+  }
+};
+
+template <class P>
+__device__ __forceinline__ void multiply(float (&f)[4], const uint8_t* tiles, const Inputs<P>& in) {
+  using F = typename P::F;
+  const uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+  for (uint32_t i = 0; i < P::kTiles; i += P::kNormed) {
+    float h[4] = {};
+    float(&to)[4] = P::kHeads ? h : f;
+#pragma unroll
+    for (uint32_t j = 0; j < P::kNormed; ++j) {
+      add_tile<F>(to, load_tile<F>(tiles + (i + j) * F::kTileBytes, lane), in.x[i + j], in.sums[i + j]);
+    }
+    if constexpr (P::kHeads) {
+      const float2 factor = in.factor[i / P::kNormed];
+      f[0] = fmaf(factor.x, h[0], f[0]);
+      f[1] = fmaf(factor.y, h[1], f[1]);
+      f[2] = fmaf(factor.x, h[2], f[2]);
+      f[3] = fmaf(factor.y, h[3], f[3]);
+    }
+  }
+}
+
+// Columns 0 and 1 of a warp's sums of a unit to [rows][16].
+__device__ __forceinline__ void store_columns(float* to, uint32_t rows, const float (&f)[4]) {
+  const uint32_t lane = threadIdx.x & 31;
+  if ((lane & 3) == 0) {
+    to[lane >> 2] = f[0];
+    to[(lane >> 2) + 8] = f[2];
+    if (rows > 1) {
+      to[kTileRows + (lane >> 2)] = f[1];
+      to[kTileRows + (lane >> 2) + 8] = f[3];
+    }
+  }
+}
+
+// 1 / rms of each row of a feed, by a warp each; whoever reads them waits at a barrier of the block.
+template <uint32_t kInputs>
+__device__ __forceinline__ void wait_scales(float* scales, const uint64_t* feed, uint32_t row_words,
+                                            uint32_t rows, uint32_t tag) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t warp = threadIdx.x / 32;
+  if (warp < rows) {
+    RowSquares<kInputs> squares;
+    constexpr uint32_t kEach = RowSquares<kInputs>::kEach;
+    const uint64_t* from[kEach];
+    uint32_t bits[kEach];
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      from[i] = feed + warp * row_words + kInputs / 2 + min(i * 32 + lane, kInputs / kFeedBlock - 1);
+    }
+    wait_each(bits, from, tag);
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      squares.each[i] = i * 32 + lane < kInputs / kFeedBlock ? __uint_as_float(bits[i]) : 0.0f;
+    }
+    const float scale = squares.scale();
+    if (lane == 0) {
+      scales[warp] = scale;
+    }
+  }
+}
+
+// Units first, first + 1, .. first + count - 1 of the block (every gridDim.x-th of the product), whose
+// partial sums are complete: calls finish(row, output of the product, sum, active) in whole warps.
+template <class P, class Finish>
+__device__ __forceinline__ void finish_units(const float* part, uint32_t first, uint32_t count, uint32_t rows,
+                                             const Finish& finish) {
+  const uint32_t work = count * rows * kTileRows;
+  for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += kWarps * 32) {
+    const bool active = i < work;
+    const uint32_t unit = i / kTileRows / rows;
+    const uint32_t row = i / kTileRows % rows;
+    float value = 0;
+    if (active) {
+      const float* const from = part + (unit * P::kSplits * rows + row) * kTileRows + i % kTileRows;
+#pragma unroll
+      for (uint32_t s = 0; s < P::kSplits; ++s) {
+        value += from[s * rows * kTileRows];
+      }
+    }
+    finish(row, (blockIdx.x + (first + unit) * gridDim.x) * kTileRows + i % kTileRows, value, active);
+  }
+}
+
+// All units of the block times its inputs, in epochs whose partial sums fit; `refill` fetches the next chunk.
+// Ends without a barrier behind the last finish: other phases use other memory, or come after a barrier.
+template <class P, class Refill, class Finish>
+__device__ __forceinline__ void multiply_all(float* parts, uint32_t row_blocks, uint32_t rows,
+                                             const Inputs<P>& in, Slots& slots, const Refill& refill,
+                                             const Finish& finish) {
+  const uint32_t split = threadIdx.x / 32 % P::kSplits;
+  const uint32_t team = threadIdx.x / 32 / P::kSplits;
+  const uint32_t all = blockIdx.x < row_blocks ? (row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
+  constexpr uint32_t kChunk = P::kPieces * P::kTeams;  // units of the chunks of all teams
+  const uint32_t unit_floats = P::kSplits * rows * kTileRows;
+  const uint32_t epoch = max(kPartBytes / 4 / unit_floats / kChunk, 1u) * kChunk;
+  uint32_t buffer = 0;
+#pragma unroll 1
+  for (uint32_t first = 0; first < all; first += epoch) {
+    const uint32_t count = min(epoch, all - first);
+    float* const part = parts + buffer * (kPartBytes / 4);
+#pragma unroll 1
+    for (uint32_t chunk = team; chunk < count; chunk += kChunk) {
+      const uint8_t* const tiles = slots.wait();
+#pragma unroll
+      for (uint32_t piece = 0; piece < P::kPieces; ++piece) {
+        const uint32_t unit = chunk + piece * P::kTeams;
+        if (unit < count) {
+          float f[4] = {};
+          multiply(f, tiles + piece * P::kPiece, in);
+          store_columns(part + unit * unit_floats + split * rows * kTileRows, rows, f);
+        }
+      }
+      slots.release();
+      refill();
+    }
+    __syncthreads();
+    finish_units<P>(part, first, count, rows, finish);
+    buffer ^= 1;
+  }
+}
+
+}  // namespace lily::cuda::step

@@ -1,0 +1,235 @@
+// The weights of a whole step on their way to shared memory. Each warp has two tapes: chunks of weights in
+// the order in which it will multiply them, fetched into slots of its own as far ahead as these reach. One
+// tape has the projections in, and the head: known from the start, so that those of the next layer come while
+// this one is at its chain of small products. The other has the rest of a layer, and waits where the experts
+// of a layer are not known yet.
+#pragma once
+
+#include "backends/cuda/kernels/routing.cuh"
+#include "backends/cuda/kernels/step_board.cuh"
+#include "backends/cuda/kernels/tiles.cuh"
+
+namespace lily::cuda::step {
+
+inline constexpr uint32_t kWarps = 16;
+inline constexpr uint32_t kTile = tile_bytes_of(1, 0);      // of 4-bit codes
+inline constexpr uint32_t kWideTile = tile_bytes_of(2, 0);  // of the router's 8-bit codes
+inline constexpr uint32_t kSlotTiles = 4;
+inline constexpr uint32_t kSlot = kSlotTiles * kTile;
+static_assert(2 * kWideTile <= kSlot);
+
+// How 16 warps share a product of kInputTiles tiles of inputs: as kernels/project.cu does.
+template <class F_, uint32_t kInputTiles_, bool kHeads_>
+struct Dense {
+  using F = F_;
+  static constexpr uint32_t kInputTiles = kInputTiles_;
+  static constexpr uint32_t kInputs = kInputTiles * kTileCols;
+  static constexpr bool kHeads = kHeads_;  // inputs are normed by heads
+  static constexpr uint32_t kSplits = kInputTiles < kWarps ? kInputTiles : kWarps;
+  static constexpr uint32_t kTeams = kWarps / kSplits;
+  static constexpr uint32_t kTiles = kInputTiles / kSplits;
+  static constexpr uint32_t kNormed = kHeads && kTiles > 1 ? 2 : 1;  // tiles with one factor
+  static constexpr uint32_t kPiece = kTiles * F::kTileBytes;
+  static constexpr uint32_t kPieces = kSlot / kPiece;  // units of a chunk
+};
+template <uint32_t kHidden_, uint32_t kDeltaOut_, uint32_t kAttendOut_, uint32_t kFfn_>
+struct Widths {  // in tiles
+  static constexpr uint32_t kHidden = kHidden_, kDeltaOut = kDeltaOut_, kAttendOut = kAttendOut_,
+                            kFfn = kFfn_;
+  static constexpr uint32_t kGateParts = kHidden / kSlotTiles;  // of a unit of gate_up
+  using In = Dense<Format<1, false>, kHidden, false>;
+  using Router = Dense<Format<2, false>, kHidden, false>;
+  using DeltaOut = Dense<Format<1, false>, kDeltaOut, true>;
+  using AttendOut = Dense<Format<1, false>, kAttendOut, false>;
+};
+using FullWidths = Widths<32, 64, 64, 8>;
+using TinyWidths = Widths<4, 16, 32, 1>;
+
+// A warp's slots, filled and used in turn.
+struct Slots {
+  uint8_t* base;
+  uint64_t* full;  // barriers
+  uint32_t count;
+  uint32_t head = 0, tail = 0, parity = 0;
+  uint32_t filled = 0;
+
+  __device__ __forceinline__ bool room() const { return filled < count; }
+  __device__ __forceinline__ void fill(const uint8_t* from, uint32_t pieces, uint32_t bytes,
+                                       uint64_t stride) {
+    copy_pieces(base + head * kSlot, from, pieces, bytes, stride, full + head, threadIdx.x & 31);
+    head = head + 1 == count ? 0 : head + 1;
+    ++filled;
+  }
+  __device__ __forceinline__ const uint8_t* wait() const {
+    wait_barrier(full + tail, parity);
+    return base + tail * kSlot;
+  }
+  __device__ __forceinline__ void release() {
+    __syncwarp();
+    --filled;
+    ++tail;
+    if (tail == count) {
+      tail = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+LILY_BOTH constexpr uint32_t blocks_of(uint32_t outputs) { return padded(outputs) / kTileRows; }
+__device__ __forceinline__ bool is_attention(uint32_t layer) { return layer % 4 == 3; }
+
+// What both tapes look at.
+struct Weights {
+  const StepLayer* layers;  // in shared memory
+  const uint8_t* head;
+  Dims dims;
+  __device__ __forceinline__ uint32_t in_blocks(uint32_t layer) const {
+    return layer == dims.layers  ? blocks_of(dims.vocab)
+           : is_attention(layer) ? blocks_of(attend_outputs(dims))
+                                 : blocks_of(delta_outputs(dims));
+  }
+};
+
+// Projections in of all layers, then the head.
+template <class W>
+struct InTape {
+  using P = typename W::In;
+  Slots slots;
+  uint32_t layer = 0;
+  uint32_t unit = blockIdx.x + threadIdx.x / 32 / P::kSplits * gridDim.x;
+  uint32_t last = 3;  // layer: its shared memory is lent to the attention of this one
+
+  __device__ __forceinline__ void fill(const Weights& w) {
+    const uint32_t split = threadIdx.x / 32 % P::kSplits;
+    const uint32_t step = P::kTeams * gridDim.x;
+    while (slots.room() && layer <= w.dims.layers && layer <= last) {
+      const uint32_t all = w.in_blocks(layer);
+      if (unit >= all) {
+        ++layer;
+        unit = blockIdx.x + threadIdx.x / 32 / P::kSplits * gridDim.x;
+        continue;
+      }
+      const uint8_t* const tiles = layer == w.dims.layers ? w.head : w.layers[layer].in_proj;
+      const uint64_t of_unit = P::kInputTiles * P::F::kTileBytes;
+      const uint32_t pieces = min(P::kPieces, (all - unit + step - 1) / step);
+      slots.fill(tiles + unit * of_unit + split * P::kPiece, pieces, P::kPiece, step * of_unit);
+      unit += P::kPieces * step;
+    }
+  }
+};
+
+// Where a warp's work on gate_up begins, and its step: parts of units, a warp always the same part.
+template <class W>
+struct GateTurn {
+  static constexpr uint32_t kTogether = kWarps / W::kGateParts;  // units that the warps share at a time
+  static_assert(kWarps % W::kGateParts == 0);
+  __device__ static __forceinline__ uint32_t part() { return threadIdx.x / 32 % W::kGateParts; }
+  __device__ static __forceinline__ uint32_t first() {
+    return blockIdx.x + threadIdx.x / 32 / W::kGateParts * gridDim.x;
+  }
+  __device__ static __forceinline__ uint32_t step() { return kTogether * gridDim.x; }
+};
+
+// The rest of each layer: projection out, router, gate_up, down of the chosen experts, of the shared one.
+template <class W>
+struct RestTape {
+  enum class Kind : uint32_t { out, router, gate_up, down, shared };
+  Slots slots;
+  uint32_t layer = 0;
+  Kind kind = Kind::out;
+  uint32_t at = first_out(0);  // unit, or entry
+  uint32_t half = 0;           // of an entry of down
+  uint32_t routed = 0;         // layers whose experts are known
+
+  template <class P>
+  __device__ static __forceinline__ uint32_t first() {
+    return blockIdx.x + threadIdx.x / 32 / P::kSplits * gridDim.x;
+  }
+  __device__ static __forceinline__ uint32_t first_out(uint32_t layer) {
+    return is_attention(layer) ? first<typename W::AttendOut>() : first<typename W::DeltaOut>();
+  }
+  template <class P>
+  __device__ __forceinline__ void fill_unit(const uint8_t* tiles) {
+    slots.fill(
+        tiles + (size_t{at} * P::kInputTiles + threadIdx.x / 32 % P::kSplits * P::kTiles) * P::F::kTileBytes,
+        1, P::kPiece, 0);
+    at += P::kTeams * gridDim.x;
+  }
+  __device__ __forceinline__ void next(Kind to, uint32_t from) {
+    kind = to;
+    at = from;
+    half = 0;
+  }
+  __device__ __forceinline__ void fill(const Weights& w, const Routing& r) {
+    while (slots.room() && layer < w.dims.layers && fill_one(w, r)) {
+    }
+  }
+
+ private:
+  // False where the experts are not known yet.
+  __device__ __forceinline__ bool fill_one(const Weights& w, const Routing& r) {
+    const StepLayer& of = w.layers[layer];
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t hidden_blocks = w.dims.hidden / kTileRows;
+    switch (kind) {
+      case Kind::out:
+        if (at >= hidden_blocks) {
+          next(Kind::router, first<typename W::Router>());
+        } else if (is_attention(layer)) {
+          fill_unit<typename W::AttendOut>(of.out_proj);
+        } else {
+          fill_unit<typename W::DeltaOut>(of.out_proj);
+        }
+        return true;
+      case Kind::router:
+        if (at >= blocks_of(w.dims.experts + 1)) {
+          next(Kind::gate_up, GateTurn<W>::first());
+        } else {
+          fill_unit<typename W::Router>(of.router);
+        }
+        return true;
+      case Kind::gate_up: {
+        const bool known = routed > layer;
+        const uint32_t blocks = 2 * w.dims.ffn / kTileRows;
+        const uint32_t entry = at / blocks;
+        if (!known && entry >= r.shared) {
+          return false;
+        }
+        if (known && entry >= r.count) {
+          next(Kind::down, r.shared + warp);
+          return true;
+        }
+        const size_t unit = size_t{r.entries[entry].expert} * blocks + at % blocks;
+        slots.fill(of.gate_up + (unit * W::kHidden + GateTurn<W>::part() * kSlotTiles) * kTile, 1, kSlot, 0);
+        at += GateTurn<W>::step();
+        return true;
+      }
+      case Kind::down: {
+        if (blockIdx.x >= hidden_blocks || at >= r.count) {
+          next(Kind::shared, 0);
+          return true;
+        }
+        const size_t unit = size_t{r.entries[at].expert} * hidden_blocks + blockIdx.x;
+        constexpr uint32_t kTiles = W::kFfn < kSlotTiles ? W::kFfn : kSlotTiles;
+        slots.fill(of.down + (unit * W::kFfn + half * kTiles) * kTile, 1, kTiles * kTile, 0);
+        if (++half == W::kFfn / kTiles) {
+          half = 0;
+          at += kWarps;
+        }
+        return true;
+      }
+      case Kind::shared: {
+        if (blockIdx.x < hidden_blocks && warp >= kTopK && warp - kTopK < W::kFfn) {
+          const size_t unit = size_t{w.dims.experts} * hidden_blocks + blockIdx.x;
+          slots.fill(of.down + (unit * W::kFfn + warp - kTopK) * kTile, 1, kTile, 0);
+        }
+        ++layer;
+        next(Kind::out, first_out(layer));
+        return true;
+      }
+    }
+    return false;
+  }
+};
+
+}  // namespace lily::cuda::step
