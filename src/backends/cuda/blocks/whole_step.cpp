@@ -52,16 +52,17 @@ Result<void> DeviceModel::prepare_whole_step() {
       !step_takes(dims_, traits_.multiprocessors)) {
     return {};
   }
-  uint32_t rows = std::min(plan_.sequences, kStepRows);
   const auto launch_of = [&](uint32_t r) {
     return StepLaunch{traits_.multiprocessors, step_shared_bytes(dims_, r, traits_.multiprocessors)};
   };
-  while (rows > 0 && launch_of(rows).shared > traits_.shared_bytes) {
-    --rows;
-  }
-  bool resident = false;
-  if (rows > 0) {
-    LILY_TRY_VOID(check(prepare_step(dims_, launch_of(rows), resident), "preparing a whole step"));
+  uint32_t rows = 0;
+  for (bool resident = true; resident && rows < std::min(plan_.sequences, kStepRows);) {
+    const StepLaunch launch = launch_of(rows + 1);
+    resident = launch.shared <= traits_.shared_bytes;
+    if (resident) {
+      LILY_TRY_VOID(check(prepare_step(dims_, rows + 1, launch, resident), "preparing a whole step"));
+    }
+    rows += resident ? 1 : 0;
   }
   std::vector<StepLayer> layers;
   for (uint32_t i = 0; i < dims_.layers; ++i) {
@@ -70,7 +71,7 @@ Result<void> DeviceModel::prepare_whole_step() {
   LILY_TRY_VOID(
       copy_to_device(step_layers_.bytes(), layers.data(), layers.size() * sizeof(StepLayer), queue_));
   LILY_TRY_VOID(finish(queue_));  // the table goes
-  step_rows_ = resident ? rows : 0;
+  step_rows_ = rows;
   return {};
 }
 

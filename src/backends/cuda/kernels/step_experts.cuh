@@ -14,19 +14,19 @@ __device__ __forceinline__ experts::Rows<NarrowFour, W::kHidden> bring_rows(cons
                                                                             uint32_t layer) {
   constexpr uint32_t kChunks = W::kHidden * kTileCols / 8;
   const experts::Rows<NarrowFour, W::kHidden> rows{b.shared + b.at.columns,
-                                                   b.template place<float>(b.at.sums), b.a.rows};
-  const uint64_t* const feed = b.words(layer) + b.board.after;
+                                                   b.template place<float>(b.at.sums), W::kRows};
+  const uint64_t* const feed = b.words(layer) + W::board().after;
 #pragma unroll 1
-  for (uint32_t i = threadIdx.x; i < b.a.rows * kChunks; i += kWarps * 32) {
+  for (uint32_t i = threadIdx.x; i < W::kRows * kChunks; i += kWarps * 32) {
     const uint32_t row = i / kChunks;
     const uint32_t chunk = i % kChunks;
     uint32_t v[4];
-    wait_words<1, 2>(v, feed + row * b.board.feed_row + chunk * 4, 0, b.a.tag);
+    wait_words<1, 2>(v, feed + row * W::board().feed_row + chunk * 4, 0, b.a.tag);
     __syncwarp();
     rows.put(row, chunk, make_uint4(v[0], v[1], v[2], v[3]));
   }
-  wait_scales<W::kHidden * kTileCols>(b.template place<float>(b.at.scales) + kStepRows, feed,
-                                      b.board.feed_row, b.a.rows, b.a.tag);
+  wait_scales<W::kHidden * kTileCols, W::kRows>(b.template place<float>(b.at.scales) + kStepRows, feed,
+                                                W::board().feed_row, b.a.tag);
   __syncthreads();
   return rows;
 }
@@ -36,7 +36,7 @@ template <class W>
 __device__ __forceinline__ void router(const Block<W>& b, uint32_t layer,
                                        const experts::Rows<NarrowFour, W::kHidden>& rows) {
   using P = typename W::Router;
-  const uint32_t blocks = blocks_of(b.a.dims.experts + 1);
+  constexpr uint32_t blocks = blocks_of(W::kExperts + 1);
   if (blockIdx.x >= blocks) {
     return;
   }
@@ -45,17 +45,18 @@ __device__ __forceinline__ void router(const Block<W>& b, uint32_t layer,
   Inputs<P> in;
 #pragma unroll
   for (uint32_t i = 0; i < P::kTiles; ++i) {
-    in.x[i] = rows.column(min(lane >> 2, b.a.rows - 1), split * P::kTiles + i, lane);
+    in.x[i] = rows.column(min(lane >> 2, W::kRows - 1), split * P::kTiles + i, lane);
   }
   in.sum();
   const float* const scales = b.template place<float>(b.at.scales) + kStepRows;
-  uint64_t* const to = b.words(layer) + b.board.router;
-  multiply_all(
-      b.template place<float>(b.at.router_parts), blocks, b.a.rows, in, b.rest.slots,
+  uint64_t* const to = b.words(layer) + W::board().router;
+  multiply_all<W::kRows>(
+      b.template place<float>(b.at.router_parts), blocks, in, b.rest.slots,
       [&] { b.rest.fill(b.weights, b.routing); },
       [&](uint32_t row, uint32_t output, float value, bool active) {
         if (active) {
-          store_word(to + row * b.board.router_row + output, __float_as_uint(value * scales[row]), b.a.tag);
+          store_word(to + row * W::board().router_row + output, __float_as_uint(value * scales[row]),
+                     b.a.tag);
         }
       });
 }
@@ -65,9 +66,9 @@ template <class W>
 __device__ __forceinline__ void route(const Block<W>& b, uint32_t layer) {
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
-  const uint32_t experts = b.a.dims.experts;
-  if (warp < b.a.rows) {
-    const uint64_t* const from = b.words(layer) + b.board.router + warp * b.board.router_row;
+  constexpr uint32_t experts = W::kExperts;
+  if (warp < W::kRows) {
+    const uint64_t* const from = b.words(layer) + W::board().router + warp * W::board().router_row;
     uint32_t v[Logits::kEach];
     wait_words<1, Logits::kEach / 2>(v, from + min(lane * Logits::kEach, experts - Logits::kEach), 0,
                                      b.a.tag);
@@ -81,11 +82,11 @@ __device__ __forceinline__ void route(const Block<W>& b, uint32_t layer) {
     logits.high = make_float4(__uint_as_float(v[4]), __uint_as_float(v[5]), __uint_as_float(v[6]),
                               __uint_as_float(v[7]));
     logits.gate = __uint_as_float(gate[0]);
-    route_row(b.routing, logits, experts, warp, b.a.rows);
+    route_row(b.routing, logits, experts, warp, W::kRows);
   }
   __syncthreads();
-  if (b.a.rows > 1) {
-    list_entries(b.routing, b.a.rows);
+  if (W::kRows > 1) {
+    list_entries(b.routing, W::kRows);
     __syncthreads();
   }
   b.rest.routed = layer + 1;
@@ -97,18 +98,19 @@ template <class W>
 __device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
                                         const experts::Rows<NarrowFour, W::kHidden>& rows) {
   using Turn = GateTurn<W>;
-  const uint32_t blocks = 2 * b.a.dims.ffn / kTileRows;
+  constexpr uint32_t blocks = W::kGateBlocks;
   const uint32_t all = b.routing.count * blocks;
   const uint32_t of_part = kStepRows * kTileRows;
   float* const parts = b.template place<float>(b.at.gate_parts);
 #pragma unroll 1
-  for (uint32_t unit = Turn::first(); unit < all; unit += Turn::step()) {
+  for (uint32_t unit = Turn::first(), own = Turn::own(); unit < all;
+       unit += Turn::step(), own += Turn::kTogether) {
     float f[4] = {};
     experts::add_part<NarrowFour>(f, b.rest.slots.wait(), rows, b.routing.entries[unit / blocks],
                                   Turn::part());
     b.rest.slots.release();
     b.rest.fill(b.weights, b.routing);
-    store_columns(parts + (unit / gridDim.x * W::kGateParts + Turn::part()) * of_part, kStepRows, f);
+    store_columns<kStepRows>(parts + (own * W::kGateParts + Turn::part()) * of_part, f);
   }
   __syncthreads();
   // Eight outputs of each column of a unit: sums of gate, of up.
@@ -138,8 +140,8 @@ __device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
     const uint32_t other = __shfl_down_sync(kAll, bits, 1);
     if (active && i % 2 == 0) {
       const uint32_t output = unit % blocks * 8 + i % 8;
-      store_word(b.words(layer) + b.board.h + row * b.board.h_row + entry.slots[column] * (b.a.dims.ffn / 2) +
-                     fragment_position(output) / 2,
+      store_word(b.words(layer) + W::board().h + row * W::board().h_row +
+                     entry.slots[column] * (W::dims().ffn / 2) + fragment_position(output) / 2,
                  bits | other << 16, b.a.tag);
     }
   }
@@ -156,10 +158,10 @@ template <class W, uint32_t kTiles>
 __device__ __forceinline__ void wait_uses(Column (&x)[kTiles], const Block<W>& b, uint32_t layer,
                                           const Entry& entry, uint32_t first) {
   const uint32_t lane = threadIdx.x & 31;
-  const uint32_t row = min(uint32_t{entry.rows[lane >> 2]}, b.a.rows - 1);
+  const uint32_t row = min(uint32_t{entry.rows[lane >> 2]}, W::kRows - 1);
   const uint32_t slot = min(uint32_t{entry.slots[lane >> 2]}, kTopK);
-  const uint64_t* const from = b.words(layer) + b.board.h + row * b.board.h_row + slot * (b.a.dims.ffn / 2) +
-                               first * (kTileCols / 2) + (lane & 3) * 8;
+  const uint64_t* const from = b.words(layer) + W::board().h + row * W::board().h_row +
+                               slot * (W::dims().ffn / 2) + first * (kTileCols / 2) + (lane & 3) * 8;
   uint32_t pairs[kTiles * 8];
   wait_words<kTiles, 4>(pairs, from, kTileCols / 2, b.a.tag);
   __syncwarp();
@@ -176,7 +178,7 @@ __device__ __forceinline__ void wait_uses(Column (&x)[kTiles], const Block<W>& b
 // and the feed that comes next.
 template <class W>
 __device__ __forceinline__ void down(const Block<W>& b, uint32_t layer) {
-  if (blockIdx.x * kTileRows >= b.a.dims.hidden) {
+  if (blockIdx.x * kTileRows >= W::dims().hidden) {
     return;
   }
   constexpr uint32_t kTiles = W::kFfn < kSlotTiles ? W::kFfn : kSlotTiles;  // of a chunk
@@ -216,7 +218,7 @@ __device__ __forceinline__ void down(const Block<W>& b, uint32_t layer) {
     experts::put_outputs(shared_y, r.entries[0], W::kFfn, false, warp - kTopK, f);
   }
   __syncthreads();
-  if (warp * 32 < b.a.rows * kTileRows) {
+  if (warp * 32 < W::kRows * kTileRows) {
     const bool active = b.has_stream();
     float now = 0;
     if (active) {
@@ -224,7 +226,7 @@ __device__ __forceinline__ void down(const Block<W>& b, uint32_t layer) {
       now = stream + experts::sum_of_row<W::kFfn>(r, y, shared_y, b.stream_row(), threadIdx.x % kTileRows);
       stream = now;
     }
-    put_feed(b.words(layer + 1) + b.stream_row() * b.board.feed_row, b.a.dims.hidden, b.stream_output(),
+    put_feed(b.words(layer + 1) + b.stream_row() * W::board().feed_row, W::dims().hidden, b.stream_output(),
              now * norm, now * now, active, b.a.tag);
   }
 }

@@ -15,7 +15,7 @@ template <class W>
 __device__ __forceinline__ delta::TokenInputs wait_inputs(const Block<W>& b, const uint64_t* mixed,
                                                           const delta::Channels& of, uint32_t head,
                                                           uint32_t output) {
-  const Dims& d = b.a.dims;
+  constexpr Dims d = W::dims();
   const uint64_t* const gates = mixed + conv_channels(d) + value_width(d);
   const uint64_t* const from[5] = {mixed + of.key.at, mixed + of.value.at, gates + head,
                                    gates + d.v_heads + head, mixed + conv_channels(d) + output};
@@ -29,12 +29,12 @@ __device__ __forceinline__ delta::TokenInputs wait_inputs(const Block<W>& b, con
 template <class W>
 __device__ __forceinline__ void delta_strip(const Block<W>& b, uint32_t layer, uint32_t row, uint32_t head,
                                             uint32_t strip) {
-  const Dims& d = b.a.dims;
+  constexpr Dims d = W::dims();
   const StepLayer& of = b.weights.layers[layer];
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
-  const uint32_t share = d.v_heads / d.k_heads;
-  const uint32_t key_width = d.k_heads * kDeltaDim;
+  constexpr uint32_t share = d.v_heads / d.k_heads;
+  constexpr uint32_t key_width = d.k_heads * kDeltaDim;
   const uint32_t output = head * kDeltaDim + strip * delta::kColumns + lane;
   const uint32_t key_channel =
       threadIdx.x / kDeltaDim * key_width + head / share * kDeltaDim + threadIdx.x % kDeltaDim;
@@ -50,8 +50,8 @@ __device__ __forceinline__ void delta_strip(const Block<W>& b, uint32_t layer, u
   const delta::Place place{head, strip, of.decay_rate[head], of.dt_bias[head],
                            of.norm[strip * delta::kColumns + lane]};
   const delta::TokenInputs in =
-      wait_inputs(b, b.words(layer) + b.board.mixed + row * b.board.mixed_row, channels, head, output);
-  uint64_t* const to = b.words(layer) + b.board.heads + row * b.board.heads_row;
+      wait_inputs(b, b.words(layer) + W::board().mixed + row * W::board().mixed_row, channels, head, output);
+  uint64_t* const to = b.words(layer) + W::board().heads + row * W::board().heads_row;
   delta::step(
       *b.template place<delta::Shared>(b.at.delta), s, channels, place, in, GroupSync<1, 256>(),
       [&](float o, float gate) { put_feed(to, value_width(d), output, o * gate, o * o, true, b.a.tag); });
@@ -73,9 +73,9 @@ __device__ __forceinline__ void delta_net(const Block<W>& b, uint32_t layer) {
   if (threadIdx.x >= delta::kWarps * 32) {
     return;
   }
-  const uint32_t strips = b.a.dims.v_heads * delta::kStrips;
+  constexpr uint32_t strips = W::dims().v_heads * delta::kStrips;
 #pragma unroll 1
-  for (uint32_t i = blockIdx.x; i < b.a.rows * strips; i += gridDim.x) {
+  for (uint32_t i = blockIdx.x; i < W::kRows * strips; i += gridDim.x) {
     delta_strip(b, layer, i / strips, i % strips / delta::kStrips, i % delta::kStrips);
     GroupSync<1, 256>()();  // before the next strip writes to the same shared memory
   }
@@ -144,10 +144,10 @@ template <class W>
 __device__ __forceinline__ AttendArgs attend_args(const Block<W>& b, uint32_t layer) {
   const StepLayer& of = b.weights.layers[layer];
   AttendArgs args{};
-  args.dims = b.a.dims;
+  args.dims = W::dims();
   args.segments = b.a.segments;
   args.row_segment = b.a.row_segment;
-  args.rows = b.a.rows;
+  args.rows = W::kRows;
   args.layer = layer / 4;
   args.q_norm = of.q_norm;
   args.k_norm = of.k_norm;
@@ -164,11 +164,11 @@ __device__ __forceinline__ void attend_split(const Block<W>& b, const AttendArgs
   using Sync = GroupSync<2, kAttendWarps * 32>;
   const uint32_t warp = threadIdx.x / 32;
   uint8_t* const memory = b.shared + b.at.in_slots;
-  const MixedWords mixed{b.words(layer) + b.board.mixed + part.row * b.board.mixed_row, b.a.tag};
+  const MixedWords mixed{b.words(layer) + W::board().mixed + part.row * W::board().mixed_row, b.a.tag};
   HalfTiles tiles{part,
                   memory + attend::kQueryBytes + warp * kAttendWarpBytes,
-                  {page_offset(b.a.dims, args.layer, 0, part.kv_head),
-                   page_offset(b.a.dims, args.layer, 1, part.kv_head)}};
+                  {page_offset(W::dims(), args.layer, 0, part.kv_head),
+                   page_offset(W::dims(), args.layer, 1, part.kv_head)}};
   // Tiles without a row of this pass can be fetched at once.
   while (tiles.fetched < kHalves && tiles.token(tiles.fetched / 2) + attend::kTokens <= part.place.position) {
     tiles.fetch();
@@ -213,7 +213,7 @@ __device__ __forceinline__ void attend_split(const Block<W>& b, const AttendArgs
                       });
   Sync()();  // all values are written; and the memory may be used again
   if (own) {
-    uint64_t* const to = b.words(layer) + b.board.splits + place * 2;
+    uint64_t* const to = b.words(layer) + W::board().splits + place * 2;
     release_word(to, __float_as_uint(largest), b.a.tag);
     release_word(to + 1, __float_as_uint(sum), b.a.tag);
   }
@@ -225,20 +225,20 @@ __device__ __forceinline__ void attend_splits(const Block<W>& b, uint32_t layer)
   attend::Part part;
   uint32_t turn = blockIdx.x;  // splits of all rows and heads are dealt to the blocks in turn
 #pragma unroll 1
-  for (part.row = 0; part.row < b.a.rows; ++part.row) {
+  for (part.row = 0; part.row < W::kRows; ++part.row) {
     part.place = attend::place_of(args, part.row);
     const uint32_t length = part.place.position + 1;
     const uint32_t each = attend::split_tokens(length);
     const uint32_t splits = (length + each - 1) / each;
 #pragma unroll 1
-    for (; turn < splits * b.a.dims.kv_heads; turn += gridDim.x) {
+    for (; turn < splits * W::dims().kv_heads; turn += gridDim.x) {
       part.kv_head = turn / splits;
       part.split = turn % splits;
       part.begin = part.split * each;
       part.end = min(part.begin + each, length);
       attend_split(b, args, layer, part);
     }
-    turn -= splits * b.a.dims.kv_heads;
+    turn -= splits * W::dims().kv_heads;
   }
   order_copies_after_writes();  // its memory goes back to the in-tape
 }
@@ -253,9 +253,9 @@ __device__ __forceinline__ void combine_head(const Block<W>& b, uint32_t layer, 
   const uint32_t length = b.a.segments[row].position + 1;
   const uint32_t each = attend::split_tokens(length);
   const uint32_t splits = (length + each - 1) / each;
-  const size_t first = (size_t{row} * b.a.dims.q_heads + head) * kMaxSplits;
+  const size_t first = (size_t{row} * W::dims().q_heads + head) * kMaxSplits;
   if (dim < 32) {
-    const uint64_t* const words = b.words(layer) + b.board.splits + first * 2;
+    const uint64_t* const words = b.words(layer) + W::board().splits + first * 2;
     float2 ml[kMaxSplits / 32];
 #pragma unroll
     for (uint32_t i = 0; i < kMaxSplits / 32; ++i) {
@@ -281,7 +281,7 @@ __device__ __forceinline__ void combine_head(const Block<W>& b, uint32_t layer, 
     attend::weigh_splits(factors, total, ml);
   }
   Sync()();
-  const uint64_t* const gate_word[1] = {b.words(layer) + b.board.mixed + row * b.board.mixed_row +
+  const uint64_t* const gate_word[1] = {b.words(layer) + W::board().mixed + row * W::board().mixed_row +
                                         head * 2 * kHeadDim + kHeadDim + dim};
   uint32_t gate[1];
   wait_each(gate, gate_word, b.a.tag);
@@ -291,8 +291,8 @@ __device__ __forceinline__ void combine_head(const Block<W>& b, uint32_t layer, 
     value = fmaf(factors[s], load_l2(b.a.partial + (first + s) * kHeadDim + dim), value);
   }
   const float out = value / total * sigmoid(__uint_as_float(gate[0]));
-  put_feed(b.words(layer) + b.board.heads + row * b.board.heads_row, q_width(b.a.dims), head * kHeadDim + dim,
-           out, 0, true, b.a.tag);
+  put_feed(b.words(layer) + W::board().heads + row * W::board().heads_row, q_width(W::dims()),
+           head * kHeadDim + dim, out, 0, true, b.a.tag);
   Sync()();  // before the next head's factors
 }
 
@@ -303,8 +303,8 @@ __device__ __forceinline__ void attention(const Block<W>& b, uint32_t layer) {
     attend_splits(b, layer);
   } else if (warp >= kCombineWarp) {
 #pragma unroll 1
-    for (uint32_t i = gridDim.x - 1 - blockIdx.x; i < b.a.rows * b.a.dims.q_heads; i += gridDim.x) {
-      combine_head(b, layer, i / b.a.dims.q_heads, i % b.a.dims.q_heads);
+    for (uint32_t i = gridDim.x - 1 - blockIdx.x; i < W::kRows * W::dims().q_heads; i += gridDim.x) {
+      combine_head(b, layer, i / W::dims().q_heads, i % W::dims().q_heads);
     }
   }
 }

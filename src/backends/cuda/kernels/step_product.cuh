@@ -19,7 +19,7 @@ inline constexpr uint32_t kDeltaBytes = 3200;                               // d
 inline constexpr uint32_t kFactorBytes = 512;                               // of attention's splits
 
 template <class W>
-LILY_BOTH constexpr Shared shared_of(uint32_t rows, uint32_t gate_units) {
+LILY_BOTH constexpr Shared shared_of(uint32_t gate_units) {
   Shared s{};
   s.rest_slots = kWarps * kInSlots * kSlot;
   s.barriers = s.rest_slots + kWarps * kRestSlots * kSlot;
@@ -29,8 +29,8 @@ LILY_BOTH constexpr Shared shared_of(uint32_t rows, uint32_t gate_units) {
   s.router_parts = s.out_parts + kUnitBytes;
   s.scales = s.router_parts + kUnitBytes;
   s.columns = s.scales + 128;
-  s.sums = s.columns + align128(rows * (W::kHidden * kTileCols * 2 + 16));
-  s.gate_parts = s.sums + align128(rows * (W::kHidden * 4 + 16));
+  s.sums = s.columns + align128(W::kRows * (W::kHidden * kTileCols * 2 + 16));
+  s.gate_parts = s.sums + align128(W::kRows * (W::kHidden * 4 + 16));
   s.routing = s.gate_parts + gate_units * W::kGateParts * kStepRows * kTileRows * 4;
   s.y = s.routing + align128(sizeof(Routing));
   s.shared_y = s.y + kStepRows * kTopK * kTileRows * 4;
@@ -47,7 +47,6 @@ struct Block {
   const StepArgs& a;
   uint8_t* shared;
   const Shared& at;
-  const Board& board;
   Weights weights;
   Routing& routing;
   InTape<W>& in;
@@ -58,7 +57,7 @@ struct Block {
     return reinterpret_cast<T*>(shared + offset);
   }
   __device__ __forceinline__ uint64_t* words(uint32_t layer) const {
-    return a.board + size_t{layer} * board.layer;
+    return a.board + size_t{layer} * W::board().layer;
   }
   // Of a thread that finishes an output of the stream: its place there.
   __device__ __forceinline__ uint32_t stream_row() const { return threadIdx.x / kTileRows; }
@@ -66,7 +65,7 @@ struct Block {
     return blockIdx.x * kTileRows + threadIdx.x % kTileRows;
   }
   __device__ __forceinline__ bool has_stream() const {
-    return blockIdx.x * kTileRows < a.dims.hidden && stream_row() < a.rows;
+    return blockIdx.x * kTileRows < W::dims().hidden && stream_row() < W::kRows;
   }
 };
 
@@ -157,12 +156,13 @@ __device__ __forceinline__ void multiply(float (&f)[4], const uint8_t* tiles, co
 }
 
 // Columns 0 and 1 of a warp's sums of a unit to [rows][16].
-__device__ __forceinline__ void store_columns(float* to, uint32_t rows, const float (&f)[4]) {
+template <uint32_t kRows>
+__device__ __forceinline__ void store_columns(float* to, const float (&f)[4]) {
   const uint32_t lane = threadIdx.x & 31;
   if ((lane & 3) == 0) {
     to[lane >> 2] = f[0];
     to[(lane >> 2) + 8] = f[2];
-    if (rows > 1) {
+    if (kRows > 1) {
       to[kTileRows + (lane >> 2)] = f[1];
       to[kTileRows + (lane >> 2) + 8] = f[3];
     }
@@ -170,12 +170,12 @@ __device__ __forceinline__ void store_columns(float* to, uint32_t rows, const fl
 }
 
 // 1 / rms of each row of a feed, by a warp each; whoever reads them waits at a barrier of the block.
-template <uint32_t kInputs>
+template <uint32_t kInputs, uint32_t kRows>
 __device__ __forceinline__ void wait_scales(float* scales, const uint64_t* feed, uint32_t row_words,
-                                            uint32_t rows, uint32_t tag) {
+                                            uint32_t tag) {
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
-  if (warp < rows) {
+  if (warp < kRows) {
     RowSquares<kInputs> squares;
     constexpr uint32_t kEach = RowSquares<kInputs>::kEach;
     const uint64_t* from[kEach];
@@ -198,20 +198,20 @@ __device__ __forceinline__ void wait_scales(float* scales, const uint64_t* feed,
 
 // Units first, first + 1, .. first + count - 1 of the block (every gridDim.x-th of the product), whose
 // partial sums are complete: calls finish(row, output of the product, sum, active) in whole warps.
-template <class P, class Finish>
-__device__ __forceinline__ void finish_units(const float* part, uint32_t first, uint32_t count, uint32_t rows,
+template <class P, uint32_t kRows, class Finish>
+__device__ __forceinline__ void finish_units(const float* part, uint32_t first, uint32_t count,
                                              const Finish& finish) {
-  const uint32_t work = count * rows * kTileRows;
+  const uint32_t work = count * kRows * kTileRows;
   for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += kWarps * 32) {
     const bool active = i < work;
-    const uint32_t unit = i / kTileRows / rows;
-    const uint32_t row = i / kTileRows % rows;
+    const uint32_t unit = i / kTileRows / kRows;
+    const uint32_t row = i / kTileRows % kRows;
     float value = 0;
     if (active) {
-      const float* const from = part + (unit * P::kSplits * rows + row) * kTileRows + i % kTileRows;
+      const float* const from = part + (unit * P::kSplits * kRows + row) * kTileRows + i % kTileRows;
 #pragma unroll
       for (uint32_t s = 0; s < P::kSplits; ++s) {
-        value += from[s * rows * kTileRows];
+        value += from[s * kRows * kTileRows];
       }
     }
     finish(row, (blockIdx.x + (first + unit) * gridDim.x) * kTileRows + i % kTileRows, value, active);
@@ -220,16 +220,15 @@ __device__ __forceinline__ void finish_units(const float* part, uint32_t first, 
 
 // All units of the block times its inputs, in epochs whose partial sums fit; `refill` fetches the next chunk.
 // Ends without a barrier behind the last finish: other phases use other memory, or come after a barrier.
-template <class P, class Refill, class Finish>
-__device__ __forceinline__ void multiply_all(float* parts, uint32_t row_blocks, uint32_t rows,
-                                             const Inputs<P>& in, Slots& slots, const Refill& refill,
-                                             const Finish& finish) {
+template <uint32_t kRows, class P, class Refill, class Finish>
+__device__ __forceinline__ void multiply_all(float* parts, uint32_t row_blocks, const Inputs<P>& in,
+                                             Slots& slots, const Refill& refill, const Finish& finish) {
   const uint32_t split = threadIdx.x / 32 % P::kSplits;
   const uint32_t team = threadIdx.x / 32 / P::kSplits;
   const uint32_t all = blockIdx.x < row_blocks ? (row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   constexpr uint32_t kChunk = P::kPieces * P::kTeams;  // units of the chunks of all teams
-  const uint32_t unit_floats = P::kSplits * rows * kTileRows;
-  const uint32_t epoch = max(kPartBytes / 4 / unit_floats / kChunk, 1u) * kChunk;
+  constexpr uint32_t unit_floats = P::kSplits * kRows * kTileRows;
+  constexpr uint32_t epoch = larger(kPartBytes / 4 / unit_floats / kChunk, 1) * kChunk;
   uint32_t buffer = 0;
 #pragma unroll 1
   for (uint32_t first = 0; first < all; first += epoch) {
@@ -244,14 +243,14 @@ __device__ __forceinline__ void multiply_all(float* parts, uint32_t row_blocks, 
         if (unit < count) {
           float f[4] = {};
           multiply(f, tiles + piece * P::kPiece, in);
-          store_columns(part + unit * unit_floats + split * rows * kTileRows, rows, f);
+          store_columns<kRows>(part + unit * unit_floats + split * kRows * kTileRows, f);
         }
       }
       slots.release();
       refill();
     }
     __syncthreads();
-    finish_units<P>(part, first, count, rows, finish);
+    finish_units<P, kRows>(part, first, count, finish);
     buffer ^= 1;
   }
 }

@@ -32,18 +32,39 @@ struct Dense {
   static constexpr uint32_t kPiece = kTiles * F::kTileBytes;
   static constexpr uint32_t kPieces = kSlot / kPiece;  // units of a chunk
 };
-template <uint32_t kHidden_, uint32_t kDeltaOut_, uint32_t kAttendOut_, uint32_t kFfn_>
-struct Widths {  // in tiles
+// A shape and a number of rows: with both, every size of a step but the layers is a constant.
+template <uint32_t kHidden_, uint32_t kDeltaOut_, uint32_t kAttendOut_, uint32_t kFfn_, uint32_t kExperts_,
+          uint32_t kVocab_, uint32_t kRows_>
+struct Widths {  // in tiles, but for experts and vocabulary
   static constexpr uint32_t kHidden = kHidden_, kDeltaOut = kDeltaOut_, kAttendOut = kAttendOut_,
-                            kFfn = kFfn_;
+                            kFfn = kFfn_, kExperts = kExperts_, kVocab = kVocab_, kRows = kRows_;
+  static_assert(kRows > 0 && kRows <= kStepRows);
   static constexpr uint32_t kGateParts = kHidden / kSlotTiles;  // of a unit of gate_up
+  static constexpr uint32_t kGateBlocks = 2 * kFfn * kTileCols / kTileRows;
+  static constexpr uint32_t kStreamBlocks = kHidden * kTileCols / kTileRows;
   using In = Dense<Format<1, false>, kHidden, false>;
   using Router = Dense<Format<2, false>, kHidden, false>;
   using DeltaOut = Dense<Format<1, false>, kDeltaOut, true>;
   using AttendOut = Dense<Format<1, false>, kAttendOut, false>;
+  // But for the layers, which are not a constant.
+  LILY_BOTH static constexpr Dims dims() {
+    Dims d{};
+    d.hidden = kHidden * kTileCols;
+    d.vocab = kVocab;
+    d.q_heads = kAttendOut * kTileCols / kHeadDim;
+    d.kv_heads = d.q_heads / 8;
+    d.v_heads = kDeltaOut * kTileCols / kDeltaDim;
+    d.k_heads = d.v_heads / 2;
+    d.experts = kExperts;
+    d.ffn = kFfn * kTileCols;
+    return d;
+  }
+  LILY_BOTH static constexpr Board board() { return board_of(dims(), kRows); }
 };
-using FullWidths = Widths<32, 64, 64, 8>;
-using TinyWidths = Widths<4, 16, 32, 1>;
+template <uint32_t kRows>
+using FullWidths = Widths<32, 64, 64, 8, 256, 248320, kRows>;
+template <uint32_t kRows>
+using TinyWidths = Widths<4, 16, 32, 1, 32, 8192, kRows>;
 
 // A warp's slots, filled and used in turn.
 struct Slots {
@@ -82,11 +103,13 @@ __device__ __forceinline__ bool is_attention(uint32_t layer) { return layer % 4 
 struct Weights {
   const StepLayer* layers;  // in shared memory
   const uint8_t* head;
-  Dims dims;
+  uint32_t count;  // of layers
+  template <class W>
   __device__ __forceinline__ uint32_t in_blocks(uint32_t layer) const {
-    return layer == dims.layers  ? blocks_of(dims.vocab)
-           : is_attention(layer) ? blocks_of(attend_outputs(dims))
-                                 : blocks_of(delta_outputs(dims));
+    constexpr Dims d = W::dims();
+    return layer == count        ? blocks_of(d.vocab)
+           : is_attention(layer) ? blocks_of(attend_outputs(d))
+                                 : blocks_of(delta_outputs(d));
   }
 };
 
@@ -102,14 +125,14 @@ struct InTape {
   __device__ __forceinline__ void fill(const Weights& w) {
     const uint32_t split = threadIdx.x / 32 % P::kSplits;
     const uint32_t step = P::kTeams * gridDim.x;
-    while (slots.room() && layer <= w.dims.layers && layer <= last) {
-      const uint32_t all = w.in_blocks(layer);
+    while (slots.room() && layer <= w.count && layer <= last) {
+      const uint32_t all = w.template in_blocks<W>(layer);
       if (unit >= all) {
         ++layer;
         unit = blockIdx.x + threadIdx.x / 32 / P::kSplits * gridDim.x;
         continue;
       }
-      const uint8_t* const tiles = layer == w.dims.layers ? w.head : w.layers[layer].in_proj;
+      const uint8_t* const tiles = layer == w.count ? w.head : w.layers[layer].in_proj;
       const uint64_t of_unit = P::kInputTiles * P::F::kTileBytes;
       const uint32_t pieces = min(P::kPieces, (all - unit + step - 1) / step);
       slots.fill(tiles + unit * of_unit + split * P::kPiece, pieces, P::kPiece, step * of_unit);
@@ -127,6 +150,9 @@ struct GateTurn {
   __device__ static __forceinline__ uint32_t first() {
     return blockIdx.x + threadIdx.x / 32 / W::kGateParts * gridDim.x;
   }
+  __device__ static __forceinline__ uint32_t own() {
+    return threadIdx.x / 32 / W::kGateParts;
+  }  // of the block's
   __device__ static __forceinline__ uint32_t step() { return kTogether * gridDim.x; }
 };
 
@@ -148,87 +174,89 @@ struct RestTape {
   __device__ static __forceinline__ uint32_t first_out(uint32_t layer) {
     return is_attention(layer) ? first<typename W::AttendOut>() : first<typename W::DeltaOut>();
   }
-  template <class P>
-  __device__ __forceinline__ void fill_unit(const uint8_t* tiles) {
-    slots.fill(
-        tiles + (size_t{at} * P::kInputTiles + threadIdx.x / 32 % P::kSplits * P::kTiles) * P::F::kTileBytes,
-        1, P::kPiece, 0);
-    at += P::kTeams * gridDim.x;
-  }
-  __device__ __forceinline__ void next(Kind to, uint32_t from) {
-    kind = to;
-    at = from;
-    half = 0;
-  }
   __device__ __forceinline__ void fill(const Weights& w, const Routing& r) {
-    while (slots.room() && layer < w.dims.layers && fill_one(w, r)) {
+    while (slots.room() && layer < w.count) {
+      Chunk chunk{nullptr, 0};
+      if (!next(chunk, w, r)) {
+        return;
+      }
+      if (chunk.bytes != 0) {
+        slots.fill(chunk.from, 1, chunk.bytes, 0);
+      }
     }
   }
 
  private:
-  // False where the experts are not known yet.
-  __device__ __forceinline__ bool fill_one(const Weights& w, const Routing& r) {
+  struct Chunk {
+    const uint8_t* from;
+    uint32_t bytes;
+  };
+  __device__ __forceinline__ void go_on(Kind to, uint32_t from) {
+    kind = to;
+    at = from;
+    half = 0;
+  }
+  template <class P>
+  __device__ __forceinline__ Chunk unit_of(const uint8_t* tiles) {
+    const size_t tile = size_t{at} * P::kInputTiles + threadIdx.x / 32 % P::kSplits * P::kTiles;
+    at += P::kTeams * gridDim.x;
+    return {tiles + tile * P::F::kTileBytes, P::kPiece};
+  }
+  // The next chunk, or the beginning of the next kind and none. False where the experts are not known yet.
+  __device__ __forceinline__ bool next(Chunk& chunk, const Weights& w, const Routing& r) {
     const StepLayer& of = w.layers[layer];
     const uint32_t warp = threadIdx.x / 32;
-    const uint32_t hidden_blocks = w.dims.hidden / kTileRows;
     switch (kind) {
       case Kind::out:
-        if (at >= hidden_blocks) {
-          next(Kind::router, first<typename W::Router>());
-        } else if (is_attention(layer)) {
-          fill_unit<typename W::AttendOut>(of.out_proj);
+        if (at >= W::kStreamBlocks) {
+          go_on(Kind::router, first<typename W::Router>());
         } else {
-          fill_unit<typename W::DeltaOut>(of.out_proj);
+          chunk = is_attention(layer) ? unit_of<typename W::AttendOut>(of.out_proj)
+                                      : unit_of<typename W::DeltaOut>(of.out_proj);
         }
         return true;
       case Kind::router:
-        if (at >= blocks_of(w.dims.experts + 1)) {
-          next(Kind::gate_up, GateTurn<W>::first());
+        if (at >= blocks_of(W::kExperts + 1)) {
+          go_on(Kind::gate_up, GateTurn<W>::first());
         } else {
-          fill_unit<typename W::Router>(of.router);
+          chunk = unit_of<typename W::Router>(of.router);
         }
         return true;
       case Kind::gate_up: {
+        const uint32_t entry = at / W::kGateBlocks;
         const bool known = routed > layer;
-        const uint32_t blocks = 2 * w.dims.ffn / kTileRows;
-        const uint32_t entry = at / blocks;
         if (!known && entry >= r.shared) {
           return false;
         }
         if (known && entry >= r.count) {
-          next(Kind::down, r.shared + warp);
+          go_on(Kind::down, r.shared + warp);
           return true;
         }
-        const size_t unit = size_t{r.entries[entry].expert} * blocks + at % blocks;
-        slots.fill(of.gate_up + (unit * W::kHidden + GateTurn<W>::part() * kSlotTiles) * kTile, 1, kSlot, 0);
+        const size_t unit = size_t{r.entries[entry].expert} * W::kGateBlocks + at % W::kGateBlocks;
+        chunk = {of.gate_up + (unit * W::kHidden + GateTurn<W>::part() * kSlotTiles) * kTile, kSlot};
         at += GateTurn<W>::step();
         return true;
       }
-      case Kind::down: {
-        if (blockIdx.x >= hidden_blocks || at >= r.count) {
-          next(Kind::shared, 0);
-          return true;
-        }
-        const size_t unit = size_t{r.entries[at].expert} * hidden_blocks + blockIdx.x;
-        constexpr uint32_t kTiles = W::kFfn < kSlotTiles ? W::kFfn : kSlotTiles;
-        slots.fill(of.down + (unit * W::kFfn + half * kTiles) * kTile, 1, kTiles * kTile, 0);
-        if (++half == W::kFfn / kTiles) {
-          half = 0;
-          at += kWarps;
+      case Kind::down:
+        if (blockIdx.x >= W::kStreamBlocks || at >= r.count) {
+          go_on(Kind::shared, 0);
+        } else {
+          constexpr uint32_t kTiles = W::kFfn < kSlotTiles ? W::kFfn : kSlotTiles;
+          const size_t unit = size_t{r.entries[at].expert} * W::kStreamBlocks + blockIdx.x;
+          chunk = {of.down + (unit * W::kFfn + half * kTiles) * kTile, kTiles * kTile};
+          half = half + 1 == W::kFfn / kTiles ? 0 : half + 1;
+          at += half == 0 ? kWarps : 0;
         }
         return true;
-      }
-      case Kind::shared: {
-        if (blockIdx.x < hidden_blocks && warp >= kTopK && warp - kTopK < W::kFfn) {
-          const size_t unit = size_t{w.dims.experts} * hidden_blocks + blockIdx.x;
-          slots.fill(of.down + (unit * W::kFfn + warp - kTopK) * kTile, 1, kTile, 0);
+      default:
+        if (blockIdx.x < W::kStreamBlocks && warp >= kTopK && warp - kTopK < W::kFfn) {
+          const size_t unit = size_t{W::kExperts} * W::kStreamBlocks + blockIdx.x;
+          chunk = {of.down + (unit * W::kFfn + warp - kTopK) * kTile, kTile};
         }
         ++layer;
-        next(Kind::out, first_out(layer));
+        go_on(Kind::out, first_out(layer));
         return true;
-      }
     }
-    return false;
   }
 };
 

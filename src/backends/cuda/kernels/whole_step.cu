@@ -10,18 +10,27 @@ __global__ void __launch_bounds__(step::kWarps * 32, 1) step_kernel(StepArgs a) 
 
 using Kernel = void (*)(StepArgs);
 
-bool has_widths(const Dims& d, uint32_t hidden, uint32_t delta_out, uint32_t attend_out, uint32_t ffn) {
-  return d.hidden == hidden * kTileCols && value_width(d) == delta_out * kTileCols &&
-         q_width(d) == attend_out * kTileCols && d.ffn == ffn * kTileCols;
+template <template <uint32_t> class W>
+bool has_widths(const Dims& d) {
+  constexpr Dims w = W<1>::dims();
+  return d.hidden == w.hidden && d.vocab == w.vocab && d.q_heads == w.q_heads && d.kv_heads == w.kv_heads &&
+         d.k_heads == w.k_heads && d.v_heads == w.v_heads && d.experts == w.experts && d.ffn == w.ffn;
 }
-template <class W>
-bool fits(const Dims& d) {
-  return has_widths(d, W::kHidden, W::kDeltaOut, W::kAttendOut, W::kFfn);
+// Calls f.template operator()<Widths>() for the widths of `d`, or returns `none`.
+template <class Call, class Out>
+Out with_widths(const Dims& d, uint32_t rows, Out none, Call&& call) {
+  if (has_widths<step::FullWidths>(d)) {
+    return rows == 1 ? call.template operator()<step::FullWidths<1>>()
+                     : call.template operator()<step::FullWidths<2>>();
+  }
+  if (has_widths<step::TinyWidths>(d)) {
+    return rows == 1 ? call.template operator()<step::TinyWidths<1>>()
+                     : call.template operator()<step::TinyWidths<2>>();
+  }
+  return none;
 }
-Kernel kernel_of(const Dims& d) {
-  return fits<step::FullWidths>(d)   ? step_kernel<step::FullWidths>
-         : fits<step::TinyWidths>(d) ? step_kernel<step::TinyWidths>
-                                     : nullptr;
+Kernel kernel_of(const Dims& d, uint32_t rows) {
+  return with_widths(d, rows, Kernel{nullptr}, [&]<class W>() -> Kernel { return step_kernel<W>; });
 }
 
 }  // namespace
@@ -32,23 +41,20 @@ uint64_t step_board_bytes(const Dims& dims, uint32_t rows) {
 }
 
 uint32_t step_shared_bytes(const Dims& dims, uint32_t rows, uint32_t blocks) {
-  const uint32_t units = step::gate_units(dims, rows, blocks);
-  return fits<step::FullWidths>(dims) ? step::shared_of<step::FullWidths>(rows, units).total
-                                      : step::shared_of<step::TinyWidths>(rows, units).total;
+  return with_widths(dims, rows, 0u, [&]<class W>() {
+    return step::shared_of<W>(step::gate_units(W::dims(), W::kRows, blocks)).total;
+  });
 }
 
 bool step_takes(const Dims& d, uint32_t blocks) {
   // A block keeps at most one unit of the stream and of the router, and has a part in every projection in.
-  return kernel_of(d) != nullptr && d.layers <= step::kMostLayers && d.experts <= kMostExperts &&
-         d.experts % Logits::kEach == 0 && d.q_heads == attend::kHeads * d.kv_heads &&
-         step::delta_outputs(d) % kTileRows == 0 && step::attend_outputs(d) % kTileRows == 0 &&
-         d.vocab % kTileRows == 0 && blocks >= d.hidden / kTileRows &&
+  return kernel_of(d, 1) != nullptr && d.layers <= step::kMostLayers && blocks >= d.hidden / kTileRows &&
          blocks >= step::blocks_of(d.experts + 1) && blocks <= step::blocks_of(step::delta_outputs(d)) &&
          blocks <= step::blocks_of(step::attend_outputs(d));
 }
 
-int prepare_step(const Dims& dims, const StepLaunch& launch, bool& resident) {
-  const Kernel kernel = kernel_of(dims);
+int prepare_step(const Dims& dims, uint32_t rows, const StepLaunch& launch, bool& resident) {
+  const Kernel kernel = kernel_of(dims, rows);
   resident = false;
   int device = 0;
   int cooperative = 0;
@@ -64,7 +70,7 @@ int prepare_step(const Dims& dims, const StepLaunch& launch, bool& resident) {
 }
 
 int launch_step(const StepArgs& args, const StepLaunch& launch, Stream queue) {
-  const Kernel kernel = kernel_of(args.dims);
+  const Kernel kernel = kernel_of(args.dims, args.rows);
   if (kernel == nullptr || args.rows == 0 || args.rows > kStepRows || args.tag == 0) {
     return cudaErrorInvalidValue;
   }
@@ -80,5 +86,11 @@ int launch_step(const StepArgs& args, const StepLaunch& launch, Stream queue) {
   config.numAttrs = 1;
   return cudaLaunchKernelEx(&config, kernel, args);
 }
+
+#ifdef LILY_STEP_TRACE
+int read_step_trace(void* marks) {
+  return cudaMemcpyFromSymbol(marks, step::trace_marks, sizeof(step::trace_marks));
+}
+#endif
 
 }  // namespace lily::cuda

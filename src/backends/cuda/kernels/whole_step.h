@@ -46,9 +46,9 @@ uint64_t step_board_bytes(const Dims& dims, uint32_t rows);
 uint32_t step_shared_bytes(const Dims& dims, uint32_t rows, uint32_t blocks);
 // Whether there is a kernel for these widths on a grid of `blocks`.
 bool step_takes(const Dims& dims, uint32_t blocks);
-// To be called once for the device before the first launch. `resident`: whether the device can have a block
-// of `shared` bytes on each of `blocks` multiprocessors at once.
-int prepare_step(const Dims& dims, const StepLaunch& launch, bool& resident);
+// To be called once for the device and a number of rows before its first launch. `resident`: whether the
+// device can have a block of `shared` bytes on each of `blocks` multiprocessors at once.
+int prepare_step(const Dims& dims, uint32_t rows, const StepLaunch& launch, bool& resident);
 int launch_step(const StepArgs& args, const StepLaunch& launch, Stream queue);
 
 }  // namespace lily::cuda
