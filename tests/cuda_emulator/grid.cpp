@@ -24,7 +24,8 @@ Grid::Grid(const Options& options)
       state_(options.seed * 0x9E3779B97F4A7C15ULL + 1),
       barriers_(std::make_unique<Barriers>()) {
   static metal::emulator::Stacks stacks;  // grids run one after the other
-  if (!stacks.reserve(size_t{options.blocks} * options.blocks_y * options.blocks_z * options.threads)) {
+  const size_t count = size_t{options.blocks} * options.blocks_y * options.blocks_z * options.threads;
+  if (!stacks.reserve(count, count < 20000)) {
     throw std::runtime_error("no memory for the stacks of the threads");
   }
   for (uint32_t b = 0; b < options.blocks * options.blocks_y * options.blocks_z; ++b) {

@@ -62,7 +62,7 @@ Stacks::~Stacks() {
   }
 }
 
-bool Stacks::reserve(size_t count) {
+bool Stacks::reserve(size_t count, bool guarded) {
   if (count <= count_) {
     return true;
   }
@@ -78,7 +78,7 @@ bool Stacks::reserve(size_t count) {
   }
   base_ = static_cast<std::byte*>(memory);
   count_ = count;
-  for (size_t i = 0; i < count; ++i) {
+  for (size_t i = 0; guarded && i < count; ++i) {
     mprotect(base_ + i * kBytes, kGuard, PROT_NONE);
   }
   return true;

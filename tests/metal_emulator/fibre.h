@@ -34,7 +34,8 @@ class Stacks {
   Stacks(const Stacks&) = delete;
   Stacks& operator=(const Stacks&) = delete;
   ~Stacks();
-  bool reserve(size_t count);  // false: no memory
+  // False: no memory. Unguarded where there are more stacks than a process may have pieces of memory.
+  bool reserve(size_t count, bool guarded = true);
   std::byte* bottom(size_t index) const { return base_ + index * kBytes + kGuard; }
   std::byte* top(size_t index) const { return base_ + (index + 1) * kBytes - (index % 61) * 1088; }
   bool holds(const void* address) const {

@@ -100,8 +100,8 @@ __device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
   using Turn = GateTurn<W>;
   constexpr uint32_t blocks = W::kGateBlocks;
   const uint32_t all = b.routing.count * blocks;
-  const uint32_t of_part = kStepRows * kTileRows;
-  float* const parts = b.template place<float>(b.at.gate_parts);
+  constexpr uint32_t of_part = W::kRows * kTileRows;
+  float* const parts = b.template place<float>(b.at.parts);
 #pragma unroll 1
   for (uint32_t unit = Turn::first(), own = Turn::own(); unit < all;
        unit += Turn::step(), own += Turn::kTogether) {
@@ -110,17 +110,17 @@ __device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
                                   Turn::part());
     b.rest.slots.release();
     b.rest.fill(b.weights, b.routing);
-    store_columns<kStepRows>(parts + (own * W::kGateParts + Turn::part()) * of_part, f);
+    store_columns<W::kRows>(parts + (own * W::kGateParts + Turn::part()) * of_part, f);
   }
   __syncthreads();
   // Eight outputs of each column of a unit: sums of gate, of up.
   const uint32_t units = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   const float* const scales = b.template place<float>(b.at.scales) + kStepRows;
-  const uint32_t work = units * kStepRows * 8;
+  const uint32_t work = units * W::kRows * 8;
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < (work + 31) / 32 * 32; i += kWarps * 32) {
-    const uint32_t own = i / (kStepRows * 8);
-    const uint32_t column = i / 8 % kStepRows;
+    const uint32_t own = i / (W::kRows * 8);
+    const uint32_t column = i / 8 % W::kRows;
     const uint32_t unit = min(blockIdx.x + own * gridDim.x, all - 1);
     const Entry& entry = b.routing.entries[unit / blocks];
     const uint32_t row = entry.rows[column];
@@ -178,7 +178,8 @@ __device__ __forceinline__ void wait_uses(Column (&x)[kTiles], const Block<W>& b
 // and the feed that comes next.
 template <class W>
 __device__ __forceinline__ void down(const Block<W>& b, uint32_t layer) {
-  if (blockIdx.x * kTileRows >= W::dims().hidden) {
+  if (blockIdx.x >= W::kStreamBlocks) {
+    __syncthreads();  // the partial sums of gate_up have been read: those of the next projection may come
     return;
   }
   constexpr uint32_t kTiles = W::kFfn < kSlotTiles ? W::kFfn : kSlotTiles;  // of a chunk

@@ -9,7 +9,7 @@
 namespace lily::cuda::step {
 
 // ---- Gated DeltaNet: the first eight warps ----------------------------------------------------------------
-static_assert(sizeof(delta::Shared) <= kDeltaBytes);
+static_assert(sizeof(delta::Shared) <= kMixerBytes);
 
 template <class W>
 __device__ __forceinline__ delta::TokenInputs wait_inputs(const Block<W>& b, const uint64_t* mixed,
@@ -53,7 +53,7 @@ __device__ __forceinline__ void delta_strip(const Block<W>& b, uint32_t layer, u
       wait_inputs(b, b.words(layer) + W::board().mixed + row * W::board().mixed_row, channels, head, output);
   uint64_t* const to = b.words(layer) + W::board().heads + row * W::board().heads_row;
   delta::step(
-      *b.template place<delta::Shared>(b.at.delta), s, channels, place, in, GroupSync<1, 256>(),
+      *b.template place<delta::Shared>(b.at.mixer), s, channels, place, in, GroupSync<1, 256>(),
       [&](float o, float gate) { put_feed(to, value_width(d), output, o * gate, o * o, true, b.a.tag); });
 #pragma unroll
   for (uint32_t i = 0; i < delta::kKeys; ++i) {
@@ -248,7 +248,7 @@ template <class W>
 __device__ __forceinline__ void combine_head(const Block<W>& b, uint32_t layer, uint32_t row, uint32_t head) {
   using Sync = GroupSync<3, kHeadDim>;
   const uint32_t dim = threadIdx.x - kCombineWarp * 32;
-  float* const factors = b.template place<float>(b.at.factors);
+  float* const factors = b.template place<float>(b.at.mixer);
   float& total = factors[kMaxSplits];
   const uint32_t length = b.a.segments[row].position + 1;
   const uint32_t each = attend::split_tokens(length);

@@ -8,15 +8,20 @@ namespace lily::cuda::step {
 // Where a block's shared memory goes. Slots of the in-tape are lent to attention.
 struct Shared {
   uint32_t in_slots, rest_slots, barriers, layers, parts, out_parts, router_parts, scales, columns, sums,
-      gate_parts, routing, y, shared_y, stream, delta, factors, total;
+      routing, y, shared_y, stream, mixer, total;
 };
 inline constexpr uint32_t kMostLayers = 40;
 inline constexpr uint32_t kInSlots = 3;  // of a warp
 inline constexpr uint32_t kRestSlots = 2;
-inline constexpr uint32_t kPartBytes = 8 * 1024;  // of the partial sums of an epoch; there are two of them
-inline constexpr uint32_t kUnitBytes = kStepRows * kWarps * kTileRows * 4;  // of one unit
-inline constexpr uint32_t kDeltaBytes = 3200;                               // delta::Shared
-inline constexpr uint32_t kFactorBytes = 512;                               // of attention's splits
+// Of the partial sums of an epoch of a product, of which there are two: whole chunks of all teams.
+template <class P, uint32_t kRows>
+struct Parts {
+  static constexpr uint32_t kUnit = P::kSplits * kRows * kTileRows * 4;
+  static constexpr uint32_t kChunk = P::kPieces * P::kTeams;  // units
+  static constexpr uint32_t kEpoch = larger(6 * 1024 / kUnit / kChunk, 1) * kChunk;
+  static constexpr uint32_t kBytes = kEpoch * kUnit;
+};
+inline constexpr uint32_t kMixerBytes = 3200;  // delta::Shared, or the factors of attention's splits
 
 template <class W>
 LILY_BOTH constexpr Shared shared_of(uint32_t gate_units) {
@@ -25,19 +30,19 @@ LILY_BOTH constexpr Shared shared_of(uint32_t gate_units) {
   s.barriers = s.rest_slots + kWarps * kRestSlots * kSlot;
   s.layers = s.barriers + align128(kWarps * (kInSlots + kRestSlots) * 8);
   s.parts = s.layers + align128(kMostLayers * sizeof(StepLayer));
-  s.out_parts = s.parts + 2 * kPartBytes;
-  s.router_parts = s.out_parts + kUnitBytes;
-  s.scales = s.router_parts + kUnitBytes;
+  // Partial sums of gate_up lie where those of the projections in lay: barriers are between them.
+  s.out_parts = s.parts + align128(larger(2 * Parts<typename W::In, W::kRows>::kBytes,
+                                          gate_units * W::kGateParts * W::kRows * kTileRows * 4));
+  s.router_parts = s.out_parts + kWarps * W::kRows * kTileRows * 4;
+  s.scales = s.router_parts + kWarps * W::kRows * kTileRows * 4;
   s.columns = s.scales + 128;
   s.sums = s.columns + align128(W::kRows * (W::kHidden * kTileCols * 2 + 16));
-  s.gate_parts = s.sums + align128(W::kRows * (W::kHidden * 4 + 16));
-  s.routing = s.gate_parts + gate_units * W::kGateParts * kStepRows * kTileRows * 4;
+  s.routing = s.sums + align128(W::kRows * (W::kHidden * 4 + 16));
   s.y = s.routing + align128(sizeof(Routing));
-  s.shared_y = s.y + kStepRows * kTopK * kTileRows * 4;
-  s.stream = s.shared_y + kStepRows * W::kFfn * kTileRows * 4;
-  s.delta = s.stream + align128(kStepRows * kTileRows * 4);
-  s.factors = s.delta + kDeltaBytes;
-  s.total = s.factors + kFactorBytes;
+  s.shared_y = s.y + W::kRows * kTopK * kTileRows * 4;
+  s.stream = s.shared_y + W::kRows * W::kFfn * kTileRows * 4;
+  s.mixer = s.stream + align128(W::kRows * kTileRows * 4);
+  s.total = s.mixer + kMixerBytes;
   return s;
 }
 
@@ -226,16 +231,15 @@ __device__ __forceinline__ void multiply_all(float* parts, uint32_t row_blocks, 
   const uint32_t split = threadIdx.x / 32 % P::kSplits;
   const uint32_t team = threadIdx.x / 32 / P::kSplits;
   const uint32_t all = blockIdx.x < row_blocks ? (row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
-  constexpr uint32_t kChunk = P::kPieces * P::kTeams;  // units of the chunks of all teams
-  constexpr uint32_t unit_floats = P::kSplits * kRows * kTileRows;
-  constexpr uint32_t epoch = larger(kPartBytes / 4 / unit_floats / kChunk, 1) * kChunk;
+  using Of = Parts<P, kRows>;
+  constexpr uint32_t unit_floats = Of::kUnit / 4;
   uint32_t buffer = 0;
 #pragma unroll 1
-  for (uint32_t first = 0; first < all; first += epoch) {
-    const uint32_t count = min(epoch, all - first);
-    float* const part = parts + buffer * (kPartBytes / 4);
+  for (uint32_t first = 0; first < all; first += Of::kEpoch) {
+    const uint32_t count = min(Of::kEpoch, all - first);
+    float* const part = parts + buffer * (Of::kBytes / 4);
 #pragma unroll 1
-    for (uint32_t chunk = team; chunk < count; chunk += kChunk) {
+    for (uint32_t chunk = team; chunk < count; chunk += Of::kChunk) {
       const uint8_t* const tiles = slots.wait();
 #pragma unroll
       for (uint32_t piece = 0; piece < P::kPieces; ++piece) {

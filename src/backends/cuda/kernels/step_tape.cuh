@@ -134,7 +134,11 @@ struct InTape {
       }
       const uint8_t* const tiles = layer == w.count ? w.head : w.layers[layer].in_proj;
       const uint64_t of_unit = P::kInputTiles * P::F::kTileBytes;
-      const uint32_t pieces = min(P::kPieces, (all - unit + step - 1) / step);
+      uint32_t pieces = 1;
+#pragma unroll
+      for (uint32_t i = 1; i < P::kPieces; ++i) {
+        pieces += unit + i * step < all ? 1 : 0;
+      }
       slots.fill(tiles + unit * of_unit + split * P::kPiece, pieces, P::kPiece, step * of_unit);
       unit += P::kPieces * step;
     }
