@@ -42,13 +42,22 @@ LILY_BOTH constexpr Board board_of(const Dims& d, uint32_t rows) {
 }
 
 // ---- Reading --------------------------------------------------------------------------------------------
+// Looking for words takes bandwidth of the level-2 cache from weights: of more pairs than these the last is
+// looked for alone, and the others when it is there.
+inline constexpr uint32_t kPolledPairs = 8;
+
 // Waits for kGroups groups of kPairs pairs of words, groups `stride` words apart; `from` is 16-byte aligned.
 template <uint32_t kGroups, uint32_t kPairs>
 __device__ __forceinline__ void wait_words(uint32_t (&values)[kGroups * kPairs * 2], const uint64_t* from,
                                            uint32_t stride, uint32_t tag) {
-  bool missing = true;
+  if constexpr (kGroups * kPairs > kPolledPairs) {
+    const uint64_t* const last = from + (kGroups - 1) * stride + kPairs * 2 - 1;
+    while (static_cast<uint32_t>(load_word(last) >> 32) != tag) {
+      pause();
+    }
+  }
   while (true) {
-    missing = false;
+    bool missing = false;
 #pragma unroll
     for (uint32_t g = 0; g < kGroups; ++g) {
 #pragma unroll
