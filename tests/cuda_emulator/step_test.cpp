@@ -187,10 +187,17 @@ class Model {
     args.logits = logits.data();
     args.experts_used = used_.data();
     options.threads = step::kWarps * 32;
-    if (dims_.hidden == kTiny.hidden) {
-      run<step::TinyWidths>(options, args);
+    if (dims_.hidden != kTiny.hidden) {
+      run<step::FullWidths<1>>(options, args);
+    } else if (rows == 1) {
+      run<step::TinyWidths<1>>(options, args);
+    } else if (rows == 2) {
+      run<step::TinyWidths<2>>(options, args);
+    } else if (rows == 3) {
+      run<step::TinyWidths<3>>(options, args);
     } else {
-      run<step::FullWidths>(options, args);
+      EXPECT_EQ(rows, 8U);
+      run<step::TinyWidths<8>>(options, args);
     }
     return logits;
   }
@@ -200,20 +207,12 @@ class Model {
   std::vector<float> step_by_kernels(const std::vector<Sequence*>& of, const std::vector<int32_t>& ids);
 
  private:
-  template <template <uint32_t> class W>
+  template <class W>
   void run(emulator::Grid::Options options, const StepArgs& args) const {
-    const uint32_t units = step::gate_units(dims_, args.rows, options.blocks);
-    options.shared_bytes =
-        args.rows == 1 ? step::shared_of<W<1>>(units).total : step::shared_of<W<2>>(units).total;
+    options.shared_bytes = step::shared_of<W>(step::gate_units(dims_, W::kRows, options.blocks)).total;
     EXPECT_LE(options.shared_bytes, 227U * 1024);
     emulator::Grid grid(options);
-    grid.run([&] {
-      if (args.rows == 1) {
-        step::whole_step<W<1>>(args, dynamic_shared());
-      } else {
-        step::whole_step<W<2>>(args, dynamic_shared());
-      }
-    });
+    grid.run([&] { step::whole_step<W>(args, dynamic_shared()); });
   }
   const uint8_t* packed(const Recipe& recipe, PackedMatrix& to) {
     auto form = packed_form(recipe, "a matrix");
@@ -466,18 +465,33 @@ TEST_F(WholeStep, LongContextsAreToTheBitWhatTheKernelsOfTheirPartsGive) {
   }
 }
 
-TEST_F(WholeStep, TwoRowsAreToTheBitWhatTheKernelsOfTheirPartsGive) {
-  Sequence whole[2] = {{model_.dims()}, {model_.dims()}};
-  Sequence parts[2] = {{model_.dims()}, {model_.dims()}};
-  for (uint32_t i = 0; i < 2; ++i) {
-    const std::vector<int32_t> ids{token(0, i), token(1, i)};
-    const auto expected = model_.step_by_kernels({&parts[0], &parts[1]}, ids);
-    const auto used = model_.used();
-    const auto found =
-        model_.step({&whole[0], &whole[1]}, ids,
-                    {.blocks = 17, .threads = 0, .shared_bytes = 0, .seed = i + 10, .delay = 40});
-    EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * 4), 0) << "token " << i;
-    EXPECT_EQ(model_.used(), used);
+TEST_F(WholeStep, SeveralRowsAreToTheBitWhatTheKernelsOfTheirPartsGive) {
+  for (const uint32_t rows : {2U, 3U, 8U}) {
+    std::deque<Sequence> whole;
+    std::deque<Sequence> parts;
+    std::vector<Sequence*> of_whole;
+    std::vector<Sequence*> of_parts;
+    for (uint32_t i = 0; i < rows; ++i) {
+      of_whole.push_back(&whole.emplace_back(model_.dims()));
+      of_parts.push_back(&parts.emplace_back(model_.dims()));
+      for (Sequence* sequence : {of_whole[i], of_parts[i]}) {
+        sequence->pretend(model_.dims(), i, i * 37);
+      }
+    }
+    for (uint32_t step = 0; step < 2; ++step) {
+      std::vector<int32_t> ids;
+      for (uint32_t i = 0; i < rows; ++i) {
+        ids.push_back(token(i, step));
+      }
+      const auto expected = model_.step_by_kernels(of_parts, ids);
+      const auto used = model_.used();
+      const auto found = model_.step(
+          of_whole, ids,
+          {.blocks = 17 + step, .threads = 0, .shared_bytes = 0, .seed = step + rows, .delay = 40});
+      EXPECT_EQ(std::memcmp(found.data(), expected.data(), found.size() * 4), 0)
+          << rows << " rows, step " << step;
+      EXPECT_EQ(model_.used(), used);
+    }
   }
 }
 

@@ -93,27 +93,41 @@ __device__ __forceinline__ void route(const Block<W>& b, uint32_t layer) {
   b.rest.fill(b.weights, b.routing);
 }
 
-// h = silu(gate x) * (up x): the parts of units by the warps, then their sums in order.
 template <class W>
-__device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
-                                        const experts::Rows<NarrowFour, W::kHidden>& rows) {
-  using Turn = GateTurn<W>;
-  constexpr uint32_t blocks = W::kGateBlocks;
-  const uint32_t all = b.routing.count * blocks;
-  constexpr uint32_t of_part = W::kRows * kTileRows;
-  float* const parts = b.template place<float>(b.at.parts);
-#pragma unroll 1
-  for (uint32_t unit = Turn::first(), own = Turn::own(); unit < all;
-       unit += Turn::step(), own += Turn::kTogether) {
-    float f[4] = {};
-    experts::add_part<NarrowFour>(f, b.rest.slots.wait(), rows, b.routing.entries[unit / blocks],
-                                  Turn::part());
-    b.rest.slots.release();
-    b.rest.fill(b.weights, b.routing);
-    store_columns<W::kRows>(parts + (own * W::kGateParts + Turn::part()) * of_part, f);
+__device__ __forceinline__ uint64_t* word_of_h(const Block<W>& b, uint32_t layer, uint32_t row, uint32_t slot,
+                                               uint32_t output) {
+  return b.words(layer) + W::board().h + row * W::board().h_row + slot * (W::dims().ffn / 2) +
+         fragment_position(output) / 2;
+}
+
+// Of a unit that one warp has: silu(gate) * up of the lane's columns. Neighbours of an output are lanes of
+// the next group of four.
+template <class W>
+__device__ __forceinline__ void finish_unit(const Block<W>& b, uint32_t layer, uint32_t unit,
+                                            const float (&f)[4]) {
+  const uint32_t lane = threadIdx.x & 31;
+  const Entry& entry = b.routing.entries[unit / W::kGateBlocks];
+  const float* const scales = b.template place<float>(b.at.scales) + kStepRows;
+#pragma unroll
+  for (uint32_t c = 0; c < 2; ++c) {
+    const uint32_t column = (lane & 3) * 2 + c;
+    const uint32_t row = entry.rows[column];
+    const float scale = row != kAbsent ? scales[row] : 0.0f;
+    const uint32_t bits = to_bf16(silu(scale * f[c]) * (scale * f[c + 2]));
+    const uint32_t other = __shfl_xor_sync(kAll, bits, 4);
+    if (row != kAbsent && (lane & 4) == 0) {
+      store_word(word_of_h(b, layer, row, entry.slots[column], unit % W::kGateBlocks * 8 + (lane >> 2)),
+                 bits | other << 16, b.a.tag);
+    }
   }
-  __syncthreads();
-  // Eight outputs of each column of a unit: sums of gate, of up.
+}
+
+// Of units whose parts are of several warps: their sums in order, eight outputs of each column of gate, of
+// up.
+template <class W>
+__device__ __forceinline__ void finish_spread_units(const Block<W>& b, uint32_t layer, const float* parts) {
+  constexpr uint32_t of_part = W::kRows * kTileRows;
+  const uint32_t all = b.routing.count * W::kGateBlocks;
   const uint32_t units = blockIdx.x < all ? (all - blockIdx.x + gridDim.x - 1) / gridDim.x : 0;
   const float* const scales = b.template place<float>(b.at.scales) + kStepRows;
   const uint32_t work = units * W::kRows * 8;
@@ -122,7 +136,7 @@ __device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
     const uint32_t own = i / (W::kRows * 8);
     const uint32_t column = i / 8 % W::kRows;
     const uint32_t unit = min(blockIdx.x + own * gridDim.x, all - 1);
-    const Entry& entry = b.routing.entries[unit / blocks];
+    const Entry& entry = b.routing.entries[unit / W::kGateBlocks];
     const uint32_t row = entry.rows[column];
     const bool active = i < work && row != kAbsent;
     uint32_t bits = 0;
@@ -139,11 +153,41 @@ __device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
     }
     const uint32_t other = __shfl_down_sync(kAll, bits, 1);
     if (active && i % 2 == 0) {
-      const uint32_t output = unit % blocks * 8 + i % 8;
-      store_word(b.words(layer) + W::board().h + row * W::board().h_row +
-                     entry.slots[column] * (W::dims().ffn / 2) + fragment_position(output) / 2,
+      store_word(word_of_h(b, layer, row, entry.slots[column], unit % W::kGateBlocks * 8 + i % 8),
                  bits | other << 16, b.a.tag);
     }
+  }
+}
+
+// h = silu(gate x) * (up x), the parts of a unit's inputs one after the other.
+template <class W>
+__device__ __forceinline__ void gate_up(const Block<W>& b, uint32_t layer,
+                                        const experts::Rows<NarrowFour, W::kHidden>& rows) {
+  const uint32_t all = b.routing.count * W::kGateBlocks;
+  float* const parts = b.template place<float>(b.at.parts);
+  float total[4] = {};
+#pragma unroll 1
+  for (GateTurn<W> turn = GateTurn<W>::first(); turn.unit() < all; turn.next()) {
+    float f[4] = {};
+    experts::add_part<NarrowFour>(f, b.rest.slots.wait(), rows,
+                                  b.routing.entries[turn.unit() / W::kGateBlocks], turn.part);
+    b.rest.slots.release();
+    b.rest.fill(b.weights, b.routing);
+    if constexpr (W::kSpreadParts) {
+      store_columns<W::kRows>(parts + (turn.own * W::kGateParts + turn.part) * (W::kRows * kTileRows), f);
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < 4; ++i) {
+        total[i] = turn.part == 0 ? f[i] : total[i] + f[i];
+      }
+      if (turn.part + 1 == W::kGateParts) {
+        finish_unit(b, layer, turn.unit(), total);
+      }
+    }
+  }
+  if constexpr (W::kSpreadParts) {
+    __syncthreads();
+    finish_spread_units(b, layer, parts);
   }
   if (blockIdx.x == gridDim.x - 1) {
     for (uint32_t i = b.routing.shared + threadIdx.x; i < b.routing.count; i += blockDim.x) {

@@ -86,7 +86,7 @@ __device__ __forceinline__ void delta_net(const Block<W>& b, uint32_t layer) {
 inline constexpr uint32_t kAttendWarps = 4;
 inline constexpr uint32_t kHalves = 3;  // of tiles on their way: keys, values, keys of the next, ..
 inline constexpr uint32_t kAttendWarpBytes = kHalves * attend::kHalfStage;
-static_assert(attend::kQueryBytes + kAttendWarps * kAttendWarpBytes <= kWarps * kInSlots * kSlot);
+static_assert(attend::kQueryBytes + kAttendWarps * kAttendWarpBytes <= kAttendBytes);
 static_assert(kAttendWarpBytes >= (attend::kHeads * kHeadDim + 2 * attend::kHeads) * 4);
 inline constexpr uint32_t kCombineWarp = 8;  // the first
 
@@ -298,6 +298,7 @@ __device__ __forceinline__ void combine_head(const Block<W>& b, uint32_t layer, 
 
 template <class W>
 __device__ __forceinline__ void attention(const Block<W>& b, uint32_t layer) {
+  static_assert(kAttendBytes <= shared_of<W>(1).rest_slots);
   const uint32_t warp = threadIdx.x / 32;
   if (warp < kAttendWarps) {
     attend_splits(b, layer);

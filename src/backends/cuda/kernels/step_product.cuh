@@ -11,36 +11,42 @@ struct Shared {
       routing, y, shared_y, stream, mixer, total;
 };
 inline constexpr uint32_t kMostLayers = 40;
-inline constexpr uint32_t kInSlots = 3;  // of a warp
-inline constexpr uint32_t kRestSlots = 2;
-// Of the partial sums of an epoch of a product, of which there are two: whole chunks of all teams.
+// Of the partial sums of an epoch of a product, whole chunks of all teams. There are two, in turn, or for
+// many rows one, behind another barrier.
 template <class P, uint32_t kRows>
 struct Parts {
   static constexpr uint32_t kUnit = P::kSplits * kRows * kTileRows * 4;
   static constexpr uint32_t kChunk = P::kPieces * P::kTeams;  // units
   static constexpr uint32_t kEpoch = larger(6 * 1024 / kUnit / kChunk, 1) * kChunk;
+  static constexpr uint32_t kBuffers = kRows <= 2 ? 2 : 1;
   static constexpr uint32_t kBytes = kEpoch * kUnit;
 };
-inline constexpr uint32_t kMixerBytes = 3200;  // delta::Shared, or the factors of attention's splits
+inline constexpr uint32_t kAttendBytes = 825 * 128;  // of queries, keys and values
+inline constexpr uint32_t kMixerBytes = 3200;        // delta::Shared, or the factors of attention's splits
 
 template <class W>
 LILY_BOTH constexpr Shared shared_of(uint32_t gate_units) {
+  constexpr uint32_t kUnit = kWarps * W::kRows * kTileRows * 4;  // partial sums of one
+  constexpr uint32_t kIn =
+      Parts<typename W::In, W::kRows>::kBuffers * Parts<typename W::In, W::kRows>::kBytes;
+  const uint32_t gate = W::kSpreadParts ? gate_units * W::kGateParts * W::kRows * kTileRows * 4 : 0;
   Shared s{};
-  s.rest_slots = kWarps * kInSlots * kSlot;
-  s.barriers = s.rest_slots + kWarps * kRestSlots * kSlot;
-  s.layers = s.barriers + align128(kWarps * (kInSlots + kRestSlots) * 8);
-  s.parts = s.layers + align128(kMostLayers * sizeof(StepLayer));
-  // Partial sums of gate_up lie where those of the projections in lay: barriers are between them.
-  s.out_parts = s.parts + align128(larger(2 * Parts<typename W::In, W::kRows>::kBytes,
-                                          gate_units * W::kGateParts * W::kRows * kTileRows * 4));
-  s.router_parts = s.out_parts + kWarps * W::kRows * kTileRows * 4;
-  s.scales = s.router_parts + kWarps * W::kRows * kTileRows * 4;
-  s.columns = s.scales + 128;
+  // Lent to attention: the slots of the in-tape, and the inputs of the experts of the layer before.
+  s.columns = kWarps * W::kInSlots * kSlot;
   s.sums = s.columns + align128(W::kRows * (W::kHidden * kTileCols * 2 + 16));
-  s.routing = s.sums + align128(W::kRows * (W::kHidden * 4 + 16));
-  s.y = s.routing + align128(sizeof(Routing));
+  s.rest_slots = larger(s.sums + align128(W::kRows * (W::kHidden * 4 + 16)), kAttendBytes);
+  s.barriers = s.rest_slots + kWarps * W::kRestSlots * kSlot;
+  s.layers = s.barriers + align128(kWarps * (W::kInSlots + W::kRestSlots) * 8);
+  // Partial sums of the router and of gate_up lie where those of the projections in lay, those of the
+  // projections out where the experts' outputs will: barriers are between them.
+  s.parts = s.layers + align128(kMostLayers * sizeof(StepLayer));
+  s.router_parts = s.parts;
+  s.y = s.parts + align128(larger(larger(kIn, kUnit), gate));
+  s.out_parts = s.y;
   s.shared_y = s.y + W::kRows * kTopK * kTileRows * 4;
-  s.stream = s.shared_y + W::kRows * W::kFfn * kTileRows * 4;
+  s.routing = s.y + align128(larger(W::kRows * (kTopK + W::kFfn) * kTileRows * 4, kUnit));
+  s.scales = s.routing + align128(sizeof(Routing));
+  s.stream = s.scales + 128;
   s.mixer = s.stream + align128(W::kRows * kTileRows * 4);
   s.total = s.mixer + kMixerBytes;
   return s;
@@ -74,8 +80,8 @@ struct Block {
   }
 };
 
-// A warp's inputs, and the factors of their heads where they are normed by heads. For one or two rows, a lane
-// of a column that is absent stands for the last row.
+// A warp's inputs, and the factors of their heads where they are normed by heads. A lane of a column that is
+// absent stands for the last row.
 template <class P>
 struct Inputs {
   Column x[P::kTiles];
@@ -160,17 +166,19 @@ __device__ __forceinline__ void multiply(float (&f)[4], const uint8_t* tiles, co
   }
 }
 
-// Columns 0 and 1 of a warp's sums of a unit to [rows][16].
+// The columns of a warp's sums of a unit to [rows][16].
 template <uint32_t kRows>
 __device__ __forceinline__ void store_columns(float* to, const float (&f)[4]) {
   const uint32_t lane = threadIdx.x & 31;
-  if ((lane & 3) == 0) {
-    to[lane >> 2] = f[0];
-    to[(lane >> 2) + 8] = f[2];
-    if (kRows > 1) {
-      to[kTileRows + (lane >> 2)] = f[1];
-      to[kTileRows + (lane >> 2) + 8] = f[3];
-    }
+  const uint32_t row = (lane & 3) * 2;
+  to += row * kTileRows + (lane >> 2);
+  if (row < kRows) {
+    to[0] = f[0];
+    to[8] = f[2];
+  }
+  if (row + 1 < kRows) {
+    to[kTileRows] = f[1];
+    to[kTileRows + 8] = f[3];
   }
 }
 
@@ -255,7 +263,11 @@ __device__ __forceinline__ void multiply_all(float* parts, uint32_t row_blocks, 
     }
     __syncthreads();
     finish_units<P, kRows>(part, first, count, finish);
-    buffer ^= 1;
+    if constexpr (Of::kBuffers == 1) {
+      __syncthreads();
+    } else {
+      buffer ^= 1;
+    }
   }
 }
 

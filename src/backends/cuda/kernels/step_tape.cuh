@@ -30,7 +30,7 @@ struct Dense {
   static constexpr uint32_t kTiles = kInputTiles / kSplits;
   static constexpr uint32_t kNormed = kHeads && kTiles > 1 ? 2 : 1;  // tiles with one factor
   static constexpr uint32_t kPiece = kTiles * F::kTileBytes;
-  static constexpr uint32_t kPieces = kSlot / kPiece;  // units of a chunk
+  static constexpr uint32_t kPieces = kSlot / kPiece < 2 ? 1 : 2;  // units of a chunk
 };
 // A shape and a number of rows: with both, every size of a step but the layers is a constant.
 template <uint32_t kHidden_, uint32_t kDeltaOut_, uint32_t kAttendOut_, uint32_t kFfn_, uint32_t kExperts_,
@@ -39,6 +39,12 @@ struct Widths {  // in tiles, but for experts and vocabulary
   static constexpr uint32_t kHidden = kHidden_, kDeltaOut = kDeltaOut_, kAttendOut = kAttendOut_,
                             kFfn = kFfn_, kExperts = kExperts_, kVocab = kVocab_, kRows = kRows_;
   static_assert(kRows > 0 && kRows <= kStepRows);
+  // The parts of a unit of gate_up are spread over the warps where there are few units, else a warp has all
+  // of one. The sums are the same.
+  static constexpr bool kSpreadParts = kRows <= 2;
+  // More rows leave less room for weights that are ahead.
+  static constexpr uint32_t kInSlots = kRows <= 2 ? 3 : 2;  // of a warp
+  static constexpr uint32_t kRestSlots = 2;
   static constexpr uint32_t kGateParts = kHidden / kSlotTiles;  // of a unit of gate_up
   static constexpr uint32_t kGateBlocks = 2 * kFfn * kTileCols / kTileRows;
   static constexpr uint32_t kStreamBlocks = kHidden * kTileCols / kTileRows;
@@ -145,19 +151,27 @@ struct InTape {
   }
 };
 
-// Where a warp's work on gate_up begins, and its step: parts of units, a warp always the same part.
+// The parts of units of gate_up in the order in which a warp works on them.
 template <class W>
 struct GateTurn {
-  static constexpr uint32_t kTogether = kWarps / W::kGateParts;  // units that the warps share at a time
+  static constexpr uint32_t kTogether = W::kSpreadParts ? kWarps / W::kGateParts : kWarps;  // units
   static_assert(kWarps % W::kGateParts == 0);
-  __device__ static __forceinline__ uint32_t part() { return threadIdx.x / 32 % W::kGateParts; }
-  __device__ static __forceinline__ uint32_t first() {
-    return blockIdx.x + threadIdx.x / 32 / W::kGateParts * gridDim.x;
+  uint32_t own;  // unit of the block
+  uint32_t part;
+
+  __device__ static __forceinline__ GateTurn first() {
+    const uint32_t warp = threadIdx.x / 32;
+    return W::kSpreadParts ? GateTurn{warp / W::kGateParts, warp % W::kGateParts} : GateTurn{warp, 0};
   }
-  __device__ static __forceinline__ uint32_t own() {
-    return threadIdx.x / 32 / W::kGateParts;
-  }  // of the block's
-  __device__ static __forceinline__ uint32_t step() { return kTogether * gridDim.x; }
+  __device__ __forceinline__ uint32_t unit() const { return blockIdx.x + own * gridDim.x; }
+  __device__ __forceinline__ void next() {
+    if constexpr (W::kSpreadParts) {
+      own += kTogether;
+    } else {
+      part = part + 1 == W::kGateParts ? 0 : part + 1;
+      own += part == 0 ? kTogether : 0;
+    }
+  }
 };
 
 // The rest of each layer: projection out, router, gate_up, down of the chosen experts, of the shared one.
@@ -168,7 +182,7 @@ struct RestTape {
   uint32_t layer = 0;
   Kind kind = Kind::out;
   uint32_t at = first_out(0);  // unit, or entry
-  uint32_t half = 0;           // of an entry of down
+  uint32_t half = 0;           // of an entry of down, or part of a unit of gate_up
   uint32_t routed = 0;         // layers whose experts are known
 
   template <class P>
@@ -195,10 +209,10 @@ struct RestTape {
     const uint8_t* from;
     uint32_t bytes;
   };
-  __device__ __forceinline__ void go_on(Kind to, uint32_t from) {
+  __device__ __forceinline__ void go_on(Kind to, uint32_t from, uint32_t part = 0) {
     kind = to;
     at = from;
-    half = 0;
+    half = part;
   }
   template <class P>
   __device__ __forceinline__ Chunk unit_of(const uint8_t* tiles) {
@@ -221,13 +235,14 @@ struct RestTape {
         return true;
       case Kind::router:
         if (at >= blocks_of(W::kExperts + 1)) {
-          go_on(Kind::gate_up, GateTurn<W>::first());
+          go_on(Kind::gate_up, GateTurn<W>::first().own, GateTurn<W>::first().part);
         } else {
           chunk = unit_of<typename W::Router>(of.router);
         }
         return true;
       case Kind::gate_up: {
-        const uint32_t entry = at / W::kGateBlocks;
+        GateTurn<W> turn{at, half};
+        const uint32_t entry = turn.unit() / W::kGateBlocks;
         const bool known = routed > layer;
         if (!known && entry >= r.shared) {
           return false;
@@ -236,9 +251,11 @@ struct RestTape {
           go_on(Kind::down, r.shared + warp);
           return true;
         }
-        const size_t unit = size_t{r.entries[entry].expert} * W::kGateBlocks + at % W::kGateBlocks;
-        chunk = {of.gate_up + (unit * W::kHidden + GateTurn<W>::part() * kSlotTiles) * kTile, kSlot};
-        at += GateTurn<W>::step();
+        const size_t unit = size_t{r.entries[entry].expert} * W::kGateBlocks + turn.unit() % W::kGateBlocks;
+        chunk = {of.gate_up + (unit * W::kHidden + turn.part * kSlotTiles) * kTile, kSlot};
+        turn.next();
+        at = turn.own;
+        half = turn.part;
         return true;
       }
       case Kind::down:

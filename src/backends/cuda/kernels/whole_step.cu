@@ -5,7 +5,9 @@ namespace {
 
 template <class W>
 __global__ void __launch_bounds__(step::kWarps * 32, 1) step_kernel(StepArgs a) {
+#if !defined(__CUDA_ARCH__) || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
   step::whole_step<W>(a, dynamic_shared());
+#endif  // others have too little shared memory: step_takes()
 }
 
 using Kernel = void (*)(StepArgs);
@@ -16,16 +18,37 @@ bool has_widths(const Dims& d) {
   return d.hidden == w.hidden && d.vocab == w.vocab && d.q_heads == w.q_heads && d.kv_heads == w.kv_heads &&
          d.k_heads == w.k_heads && d.v_heads == w.v_heads && d.experts == w.experts && d.ffn == w.ffn;
 }
+template <template <uint32_t> class W, class Out, class Call>
+Out with_rows(uint32_t rows, Out none, Call&& call) {
+  switch (rows) {
+    case 1:
+      return call.template operator()<W<1>>();
+    case 2:
+      return call.template operator()<W<2>>();
+    case 3:
+      return call.template operator()<W<3>>();
+    case 4:
+      return call.template operator()<W<4>>();
+    case 5:
+      return call.template operator()<W<5>>();
+    case 6:
+      return call.template operator()<W<6>>();
+    case 7:
+      return call.template operator()<W<7>>();
+    case 8:
+      return call.template operator()<W<8>>();
+    default:
+      return none;
+  }
+}
 // Calls f.template operator()<Widths>() for the widths of `d`, or returns `none`.
 template <class Call, class Out>
 Out with_widths(const Dims& d, uint32_t rows, Out none, Call&& call) {
   if (has_widths<step::FullWidths>(d)) {
-    return rows == 1 ? call.template operator()<step::FullWidths<1>>()
-                     : call.template operator()<step::FullWidths<2>>();
+    return with_rows<step::FullWidths>(rows, none, call);
   }
   if (has_widths<step::TinyWidths>(d)) {
-    return rows == 1 ? call.template operator()<step::TinyWidths<1>>()
-                     : call.template operator()<step::TinyWidths<2>>();
+    return with_rows<step::TinyWidths>(rows, none, call);
   }
   return none;
 }

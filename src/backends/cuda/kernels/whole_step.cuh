@@ -122,10 +122,10 @@ __device__ __forceinline__ void prepare(const Block<W>& b, StepLayer* layers) {
     reinterpret_cast<uint64_t*>(layers)[i] = reinterpret_cast<const uint64_t*>(b.a.layers)[i];
   }
   const uint32_t lane = threadIdx.x & 31;
-  if (lane < kInSlots) {
+  if (lane < W::kInSlots) {
     init_copy_barrier(b.in.slots.full + lane);
   }
-  if (lane < kRestSlots) {
+  if (lane < W::kRestSlots) {
     init_copy_barrier(b.rest.slots.full + lane);
   }
   prepare_routing(b.routing, W::kExperts, W::kRows);
@@ -144,9 +144,10 @@ __device__ __forceinline__ void whole_step(const StepArgs& a, uint8_t* shared) {
   StepLayer* const layers = reinterpret_cast<StepLayer*>(shared + at.layers);
   Routing& routing = *reinterpret_cast<Routing*>(shared + at.routing);
   uint64_t* const barriers =
-      reinterpret_cast<uint64_t*>(shared + at.barriers) + warp * (kInSlots + kRestSlots);
-  InTape<W> in{{shared + at.in_slots + warp * kInSlots * kSlot, barriers, kInSlots}};
-  RestTape<W> rest{{shared + at.rest_slots + warp * kRestSlots * kSlot, barriers + kInSlots, kRestSlots}};
+      reinterpret_cast<uint64_t*>(shared + at.barriers) + warp * (W::kInSlots + W::kRestSlots);
+  InTape<W> in{{shared + at.in_slots + warp * W::kInSlots * kSlot, barriers, W::kInSlots}};
+  RestTape<W> rest{
+      {shared + at.rest_slots + warp * W::kRestSlots * kSlot, barriers + W::kInSlots, W::kRestSlots}};
   const Block<W> b{a, shared, at, {layers, a.head, a.dims.layers}, routing, in, rest};
   prepare(b, layers);
   in.fill(b.weights);

@@ -1,4 +1,4 @@
-// A decoding pass of one or two rows, each of a sequence of its own, as one kernel: from the ids to the
+// A decoding pass of up to eight rows, each of a sequence of its own, as one kernel: from the ids to the
 // logits. Its blocks stay on the device through all layers and hand their results to one another as words
 // that carry a tag (machine.cuh), while the weights of what comes next are on their way to shared memory. The
 // sums are added in the same order as by the kernels of decode.h.
@@ -8,7 +8,7 @@
 
 namespace lily::cuda {
 
-inline constexpr uint32_t kStepRows = 2;  // most rows
+inline constexpr uint32_t kStepRows = 8;  // most rows: columns of a tensor instruction
 
 // What a layer reads. Matrices are tiles of 4-bit codes, the router's of 8-bit codes, all with narrow scales.
 struct StepLayer {
