@@ -184,10 +184,31 @@ void CudaWholeStep::run(const Shape& shape, const std::vector<std::vector<uint32
 }
 
 TEST_F(CudaWholeStep, SmallShapeIsToTheBitItsParts) {
-  run(kTiny, {{0}, {1}, {63}, {64}, {1000}, {0, 0}, {63, 64}, {5, 1000}}, 20);
+  run(kTiny,
+      {{0},
+       {1},
+       {63},
+       {64},
+       {1000},
+       {0, 0},
+       {63, 64},
+       {5, 1000},
+       {1, 64, 300},
+       {0, 1, 2, 63, 64, 65, 500, 1000}},
+      20);
 }
 TEST_F(CudaWholeStep, FullWidthIsToTheBitItsParts) {
-  run(kQwen36.with_layers(4), {{0}, {63}, {64}, {1000}, {9000}, {0, 1}, {64, 9000}}, 20);
+  run(kQwen36.with_layers(4),
+      {{0},
+       {63},
+       {64},
+       {1000},
+       {9000},
+       {0, 1},
+       {64, 9000},
+       {0, 5, 64},
+       {0, 1, 63, 64, 300, 1000, 5000, 9000}},
+      20);
 }
 
 }  // namespace
