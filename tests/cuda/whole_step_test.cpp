@@ -154,7 +154,7 @@ void CudaWholeStep::run(const Shape& shape, const std::vector<std::vector<uint32
   }
   Rig rig(shape, device_, std::max(deepest + 8, 128U));
   if (rig.model().step_rows() < kStepRows) {
-    GTEST_SKIP() << "this device takes " << rig.model().step_rows() << " rows in a whole step";
+    GTEST_SKIP() << "this build and device take " << rig.model().step_rows() << " rows in a whole step";
   }
   for (const std::vector<uint32_t>& of : depths) {
     std::vector<int32_t> ids;

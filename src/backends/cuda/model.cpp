@@ -42,7 +42,7 @@ Sizes sizes_of(const Plan& plan) {
           .best = small * slices_of(d.vocab) * sizeof(SliceBest),
           .experts_used = uint64_t{d.layers} * DeviceModel::kExpertWords * 4,
           .step_layers = d.layers * sizeof(StepLayer),
-          .step_board = step_board_bytes(d, std::min(plan.sequences, kStepRows)),
+          .step_board = step_board_bytes(d, std::min(plan.sequences, kWholeStepRows)),
           .rotary = uint64_t{plan.context} * kRotaryDim * 4,
           .prefill = prefill_workspace_bytes(d, plan.max_rows)};
 }

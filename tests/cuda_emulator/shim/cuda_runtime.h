@@ -37,20 +37,14 @@ T shuffle(T value, uint32_t from) {
 }
 }  // namespace lily::cuda::emulator
 
-inline constexpr struct {
-  lily::cuda::emulator::Coordinate<lily::cuda::emulator::thread_x> x;
-} threadIdx{};
+inline constexpr struct { lily::cuda::emulator::Coordinate<lily::cuda::emulator::thread_x> x; } threadIdx{};
 inline constexpr struct {
   lily::cuda::emulator::Coordinate<lily::cuda::emulator::block_x> x;
   lily::cuda::emulator::Coordinate<lily::cuda::emulator::block_y> y;
   lily::cuda::emulator::Coordinate<lily::cuda::emulator::block_z> z;
 } blockIdx{};
-inline constexpr struct {
-  lily::cuda::emulator::Coordinate<lily::cuda::emulator::threads_x> x;
-} blockDim{};
-inline constexpr struct {
-  lily::cuda::emulator::Coordinate<lily::cuda::emulator::blocks_x> x;
-} gridDim{};
+inline constexpr struct { lily::cuda::emulator::Coordinate<lily::cuda::emulator::threads_x> x; } blockDim{};
+inline constexpr struct { lily::cuda::emulator::Coordinate<lily::cuda::emulator::blocks_x> x; } gridDim{};
 
 struct dim3 {
   uint32_t x = 1, y = 1, z = 1;

@@ -48,7 +48,7 @@ bool takes_formats(const ModelViews& views) {
 Result<void> DeviceModel::prepare_whole_step() {
   step_rows_ = 0;
   // Without bulk copies its warps would do little but copy.
-  if (traits_.compute_capability < 90 || !takes_formats(views()) ||
+  if (kWholeStepRows == 0 || traits_.compute_capability < 90 || !takes_formats(views()) ||
       !step_takes(dims_, traits_.multiprocessors)) {
     return {};
   }
@@ -56,7 +56,7 @@ Result<void> DeviceModel::prepare_whole_step() {
     return StepLaunch{traits_.multiprocessors, step_shared_bytes(dims_, r, traits_.multiprocessors)};
   };
   uint32_t rows = 0;
-  for (bool resident = true; resident && rows < std::min(plan_.sequences, kStepRows);) {
+  for (bool resident = true; resident && rows < std::min(plan_.sequences, kWholeStepRows);) {
     const StepLaunch launch = launch_of(rows + 1);
     resident = launch.shared <= traits_.shared_bytes;
     if (resident) {
