@@ -76,7 +76,8 @@ struct Bounds {
   double near_tie;    // another argmax is right where the two logits are this close, in nats
   double router_gap;  // a row is excused where some layer's eighth and ninth expert are this close
   double excused;     // most rows that may be, as a share
-  double others = 0;  // most rows with another argmax that is no near-tie, as a share
+  double others = 0;  // most rows with another argmax that is no near-tie, as a share, rounded down
+  double most_excused(size_t rows) const { return std::ceil(excused * static_cast<double>(rows)); }
 };
 
 // The reference: float32 throughout, the project's bound, and no excuses: the prompts have no near-ties. The
@@ -87,7 +88,7 @@ Bounds bounds_of(std::string_view device) {
   if (device == "reference") {
     return {1e-4, 2e-3, 2e-5, 0};
   }
-  return device == "cpu" ? Bounds{4e-2, 0.3, 0.2, 0.5, 0.02} : Bounds{1e-2, 0.1, 0.05, 0.5};
+  return device == "cpu" ? Bounds{4e-2, 0.3, 0.2, 0.2, 0.02} : Bounds{1e-2, 0.1, 0.05, 0.5};
 }
 
 // A checkpoint that exists while a test runs; that of full width may be made beforehand, once for all
@@ -202,7 +203,7 @@ class Comparison {
       const auto found = std::span(scored.logits).subspan(row * vocab_, vocab_);
       const double distance = estimate(found, row);
       // Of 24 columns, the estimate is off by 15 % in the mean.
-      if (distance > bounds.relative && scored.router_gaps[row] < bounds.router_gap) {
+      if (excuses(scored, row, bounds)) {
         ++excused;
         continue;
       }
@@ -220,9 +221,15 @@ class Comparison {
     }
     const double relative = size > 0 ? std::sqrt(difference / size) : 0;
     EXPECT_LE(relative, bounds.relative) << "all rows but the excused and those that see them";
-    EXPECT_LE(static_cast<double>(excused), std::ceil(bounds.excused * static_cast<double>(rows)));
-    EXPECT_LE(static_cast<double>(others), std::ceil(bounds.others * static_cast<double>(rows)));
+    EXPECT_LE(static_cast<double>(excused), bounds.most_excused(rows));
+    EXPECT_LE(static_cast<double>(others), std::floor(bounds.others * static_cast<double>(rows)));
     worst = std::max(worst, relative);
+  }
+
+  // Whether a row is off, and may be: its experts may be others.
+  bool excuses(const Scored& scored, size_t row, const Bounds& bounds) const {
+    const auto found = std::span(scored.logits).subspan(row * vocab_, vocab_);
+    return estimate(found, row) > bounds.relative && scored.router_gaps[row] < bounds.router_gap;
   }
 
   static inline double worst = 0;  // of all prompts so far, for the test's record
@@ -318,7 +325,8 @@ class Golden : public ::testing::TestWithParam<std::tuple<std::string, std::stri
     check_stream(scored, vectors.array<float>(prompt.at("residual_norms")), tokens.size());
     check_all(vectors, prompt, scored);
     const auto* last = prompt.as_object().if_contains("last_row");
-    if (last != nullptr && scored.router_gaps.back() >= bounds_.router_gap) {
+    const Comparison columns(vectors, prompt.at("transformers"), shape_.vocab);
+    if (last != nullptr && !columns.excuses(scored, tokens.size() - 1, bounds_)) {
       const auto expected = vectors.array<float>(*last);
       double difference = 0;
       double size = 0;
@@ -327,7 +335,7 @@ class Golden : public ::testing::TestWithParam<std::tuple<std::string, std::stri
         difference += std::pow(value - expected[i], 2);
         size += static_cast<double>(expected[i]) * expected[i];
       }
-      EXPECT_LE(std::sqrt(difference / size), bounds_.relative) << "the whole last row";
+      EXPECT_LE(std::sqrt(difference / size), 2 * bounds_.relative) << "the whole last row";
     }
   }
 
@@ -335,11 +343,16 @@ class Golden : public ::testing::TestWithParam<std::tuple<std::string, std::stri
   void check_stream(const Scored& scored, const std::vector<float>& expected, size_t rows) const {
     ASSERT_EQ(scored.stream_norms.size(), expected.size());
     const std::vector<Step> program = make_program(shape_);
+    size_t off = 0;
     for (size_t i = 0; i < expected.size(); ++i) {
-      if (scored.router_gaps[i % rows] >= bounds_.router_gap) {
-        ASSERT_NEAR(scored.stream_norms[i] / expected[i], 1.0, bounds_.relative)
-            << to_string(program[i / rows]) << ", row " << i % rows;
+      off = i % rows == 0 ? 0 : off;
+      if (std::abs(scored.stream_norms[i] / expected[i] - 1.0) <= bounds_.relative) {
+        continue;
       }
+      ++off;
+      ASSERT_LT(scored.router_gaps[i % rows], bounds_.router_gap)
+          << to_string(program[i / rows]) << ", row " << i % rows;
+      ASSERT_LE(static_cast<double>(off), bounds_.most_excused(rows)) << to_string(program[i / rows]);
     }
   }
 
