@@ -269,8 +269,10 @@ void DiskStore::write_all() {
     lock.unlock();
     remove_files(garbage);
     Result<void> written;
-    if (item.checkpoint != nullptr) written = guarded([&] { return write(item); });
-    if (!written || item.checkpoint != nullptr) tell(written);
+    if (item.checkpoint != nullptr) {
+      written = guarded([&] { return write(item); });
+      tell(written);
+    }
     item = {};
     lock.lock();
     counts_.failed += written ? 0 : 1;
