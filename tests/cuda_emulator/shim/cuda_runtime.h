@@ -47,7 +47,9 @@ inline constexpr struct { lily::cuda::emulator::Coordinate<lily::cuda::emulator:
 inline constexpr struct { lily::cuda::emulator::Coordinate<lily::cuda::emulator::blocks_x> x; } gridDim{};
 
 struct dim3 {
-  uint32_t x = 1, y = 1, z = 1;
+  // A constructor, because not every compiler takes an aggregate in parentheses.
+  constexpr dim3(uint32_t in_x = 1, uint32_t in_y = 1, uint32_t in_z = 1) : x(in_x), y(in_y), z(in_z) {}
+  uint32_t x, y, z;
 };
 using cudaError_t = int;
 inline constexpr int cudaSuccess = 0;

@@ -138,8 +138,7 @@ __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ int32_t load_l2(const int32_t* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 
-// ---- A mark that says that what was written before it is there
-// ---------------------------------------------
+// ---- A mark: what was written before it is there --------------------------------------------------------
 __device__ __forceinline__ void release_mark(uint32_t* mark, uint32_t tag) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(mark), "r"(tag) : "memory");
 }

@@ -39,8 +39,7 @@ void wait_copies() {
   }
 }
 
-// ---- Barriers in shared memory
-// -----------------------------------------------------------------------------
+// ---- Barriers in shared memory --------------------------------------------------------------------------
 inline void init_copy_barrier(uint64_t* barrier) { emulator::self().grid->barrier(barrier) = {}; }
 inline void copy_pieces(uint8_t* to, const uint8_t* from, uint32_t pieces, uint32_t bytes, uint64_t stride,
                         uint64_t* barrier, uint32_t lane) {
@@ -64,8 +63,7 @@ inline void wait_barrier(uint64_t* barrier, uint32_t parity) {
   grid.wait_until([&] { return (of.phases & 1) != parity; });
 }
 
-// ---- Memory
-// --------------------------------------------------------------------------------------------------
+// ---- Memory ---------------------------------------------------------------------------------------------
 template <class T>
 T load_l2(const T* p) {
   return *p;
@@ -87,8 +85,7 @@ inline uint64_t load_word(const uint64_t* from) { return *from; }
 inline uint64_t acquire_word(const uint64_t* from) { return *from; }
 inline void pause() { emulator::self().grid->yield(); }
 
-// ---- The block
-// ---------------------------------------------------------------------------------------------
+// ---- The block ------------------------------------------------------------------------------------------
 inline uint8_t* dynamic_shared() {
   uint8_t* const bytes = emulator::self().block->shared.data();
   return bytes + (128 - reinterpret_cast<uintptr_t>(bytes) % 128) % 128;
@@ -99,8 +96,7 @@ struct GroupSync {
 };
 inline void order_copies_after_writes() {}
 
-// ---- Tensor instructions
-// -----------------------------------------------------------------------------------
+// ---- Tensor instructions --------------------------------------------------------------------------------
 inline float bf16_of(uint32_t pair, uint32_t which) {
   return __uint_as_float(which == 0 ? pair << 16 : pair & 0xffff0000u);
 }
