@@ -119,7 +119,7 @@ struct ConvArgs {
 // The gated delta rule of one v head over `rows` rows (equation 15). q and k are normalised, q scaled.
 struct DeltaArgs {
   float* state;  // [kKeyDim][kValueDim], updated
-  uint32_t rows;
+  uint32_t rows;  // at least one
   const float* q;  // row r at q + r * stride, likewise k and v
   const float* k;
   const float* v;
