@@ -213,11 +213,15 @@ void DiskStore::take_in(Found& found) {
            found.unfinished > 0 ? "; removed what a crash had left" : "");
 }
 
-void DiskStore::remove_files(const std::vector<std::string>& files) const {
+// Where one cannot be removed, the next cannot either.
+void DiskStore::remove_files(const std::vector<std::string>& files) {
   for (const std::string& file : files) {
     const fs::path path = folder_ / file;
-    if (::unlink(path.c_str()) != 0 && errno != ENOENT) {
-      log_warn("{}", fail_errno("cannot remove", path.string()).value().text());
+    if (::unlink(path.c_str()) == 0 || errno == ENOENT) {
+      removals_fail_ = false;
+    } else if (!std::exchange(removals_fail_, true)) {
+      log_warn("{}: what stays takes room beyond the limit",
+               fail_errno("cannot remove", path.string()).value().text());
     }
   }
 }

@@ -79,7 +79,7 @@ class DiskStore {
   Result<void> write(const Waiting& item);
   Result<void> write_segments(const Waiting& item, StoredCheckpoint& stored, std::vector<Hash128>& held);
   void tell(const Result<void>& written);
-  void remove_files(const std::vector<std::string>& files) const;
+  void remove_files(const std::vector<std::string>& files);
   void read_all();
   Result<std::shared_ptr<Checkpoint>> read(const Fetch& fetch);
   Result<DiskReader> open_rows(const StoredCheckpoint& stored, size_t segment) const;
@@ -99,6 +99,7 @@ class DiskStore {
   std::vector<std::weak_ptr<Fetch>> under_way_;
   std::vector<std::string> garbage_;  // files that the writer removes
   uint64_t writes_failed_ = 0;        // since one went well: said once, not for each
+  bool removals_fail_ = false;        // the last one did: likewise
   DiskMetrics counts_;
   bool stop_ = false;
   std::thread writer_;

@@ -1,6 +1,7 @@
 // The disk tier: files that prove what they are, an index that counts shared rows once, and a store and an
 // engine that find conversations again.
 #include <gmock/gmock.h>
+#include <spdlog/sinks/ostream_sink.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -8,7 +9,9 @@
 #include <filesystem>
 #include <fstream>
 #include <future>
+#include <sstream>
 
+#include "base/log.h"
 #include "engine/disk_store.h"
 #include "tests/unit/engine/collector.h"
 
@@ -46,6 +49,25 @@ class Folder {
 
  private:
   fs::path path_;
+};
+
+// What is logged while it lives; no other thread may log while it begins or ends.
+class Log {
+ public:
+  Log() { spdlog::default_logger()->sinks().push_back(sink_); }
+  ~Log() { spdlog::default_logger()->sinks().pop_back(); }
+  Log(const Log&) = delete;
+  Log& operator=(const Log&) = delete;
+  size_t lines_with(const std::string& words) const {
+    std::istringstream lines(text_.str());
+    size_t count = 0;
+    for (std::string line; std::getline(lines, line);) count += line.find(words) == std::string::npos ? 0 : 1;
+    return count;
+  }
+
+ private:
+  std::ostringstream text_;
+  std::shared_ptr<spdlog::sinks::sink> sink_ = std::make_shared<spdlog::sinks::ostream_sink_mt>(text_);
 };
 
 std::vector<int32_t> numbers(int32_t count, int32_t first = 0) {
@@ -378,6 +400,26 @@ TEST_F(DiskTest, AFolderThatGoesAwayOrCannotBeMadeIsSaid) {
                                       EngineOptions{.cache_bytes = 100, .disk = disk});
   ASSERT_FALSE(refused);
   EXPECT_THAT(refused.error().text(), HasSubstr("cannot make the folder '" + folder.path().string()));
+}
+
+// As in a folder that was made read-only.
+TEST_F(DiskTest, ThatFilesCannotBeRemovedIsSaidOnce) {
+  const Log log;
+  begin();
+  for (int32_t i = 0; i < 4; ++i) ask(numbers(300, i), {290});
+  engine.reset();
+  disk->max_bytes = folder.bytes() + 100;  // and of what is new there is no room beside what is old
+  begin();
+  for (const fs::path& file : folder.files(".checkpoint")) {
+    fs::remove(file);
+    fs::create_directory(file);
+  }
+  for (int32_t i = 4; i < 8; ++i) ask(numbers(300, i), {290});
+  const auto evicted = [&] { return engine->metrics().cache.disk->evictions; };
+  for (int i = 0; i < 10'000 && evicted() < 2; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_GE(evicted(), 2U);
+  engine.reset();
+  EXPECT_EQ(log.lines_with("cannot remove"), 1U);
 }
 
 // Times of files say no more than an order: one in the future or before all time harms nothing.
