@@ -21,6 +21,12 @@ namespace {
 using Ranges = std::span<const RenderedPrompt::Range>;
 
 Result<std::string> read_file(const std::filesystem::path& path) {
+  // A folder opens, and says that it has 2^63 - 1 bytes; a named pipe waits for somebody who writes into it.
+  std::error_code ignored;
+  if (const auto status = std::filesystem::status(path, ignored);
+      std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+    return fail(ErrorKind::io, "cannot read '{}': not a regular file", path.string());
+  }
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return fail_errno("cannot open", path.string());
   const auto size = static_cast<std::streamoff>(file.tellg());

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <filesystem>
 #include <fstream>
@@ -154,6 +155,22 @@ TEST(Tokenizer, LoadsAFolder) {
   auto loaded = Tokenizer::load(folder);
   ASSERT_TRUE(loaded) << loaded.error().text();
   EXPECT_EQ((*loaded)->id_of("<late>"), 300);
+  std::filesystem::remove_all(folder);
+}
+
+TEST(Tokenizer, NeitherAFolderNorAPipeIsRead) {
+  const auto folder = std::filesystem::temp_directory_path() / "lily_tokenizer_no_file_test";
+  std::filesystem::remove_all(folder);
+  std::filesystem::create_directories(folder / "tokenizer_config.json");
+  std::ofstream(folder / "tokenizer.json") << json::serialize(sample());
+  const auto from_folder = Tokenizer::load(folder);
+  ASSERT_FALSE(from_folder);
+  EXPECT_THAT(from_folder.error().message, HasSubstr("tokenizer_config.json': not a regular file"));
+  std::filesystem::remove(folder / "tokenizer.json");
+  ASSERT_EQ(::mkfifo((folder / "tokenizer.json").c_str(), 0600), 0);
+  const auto from_pipe = Tokenizer::load(folder);
+  ASSERT_FALSE(from_pipe);
+  EXPECT_THAT(from_pipe.error().message, HasSubstr("tokenizer.json': not a regular file"));
   std::filesystem::remove_all(folder);
 }
 
