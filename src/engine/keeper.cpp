@@ -52,11 +52,9 @@ std::shared_ptr<DiskStore::Fetch> Keeper::fetch(std::span<const int32_t> prompt,
 
 void Keeper::take(DiskStore::Fetch& fetch) {
   if (fetch.checkpoint == nullptr || cache_.holds(fetch.tokens)) return;
-  {
-    const std::lock_guard lock(mutex_);
-    cache_.insert(fetch.tokens, fetch.checkpoint);
-  }
-  make_room();
+  make_room();  // before: the prompt that has waited for it is yet to resume from it
+  const std::lock_guard lock(mutex_);
+  cache_.insert(fetch.tokens, fetch.checkpoint);
 }
 
 Result<PromptReuse> Keeper::begin(SequenceState& state, const GenerationRequest& request) {

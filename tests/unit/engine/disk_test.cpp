@@ -262,6 +262,17 @@ TEST_F(DiskTest, WhatMemoryDroppedIsReadFromTheDisk) {
   EXPECT_LE(control->checkpoints_alive, 6);
 }
 
+TEST_F(DiskTest, WhatWasReadIsUsedAlsoWhereMemoryKeepsNothing) {
+  begin();
+  ask(numbers(700), {690});
+  wait_for_disk(2);
+  engine.reset();
+  cache_bytes = 1;
+  begin();
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(ask(numbers(700), {690}).cached, 690U);
+  EXPECT_EQ(engine->metrics().cache.checkpoints, 0U);
+}
+
 TEST_F(DiskTest, OneOfAnotherModelIsNotUsed) {
   begin();
   ask(numbers(800), {790});
