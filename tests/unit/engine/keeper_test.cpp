@@ -2,6 +2,8 @@
 // answers stay the same.
 #include <gmock/gmock.h>
 
+#include <atomic>
+#include <chrono>
 #include <future>
 #include <thread>
 
@@ -241,6 +243,10 @@ TEST_F(KeeperTest, WithoutABudgetNothingIsKept) {
 TEST_F(KeeperTest, TheBudgetHoldsAndCountsWhatItDrops) {
   start_keeping(6);  // the empty one is one of them
   for (int32_t i = 0; i < 20; ++i) ask(numbers(200, i), 2, {70, 140});
+  // Who asked was told the end before what the answer leaves was kept, and others dropped for it.
+  const auto patience = std::chrono::steady_clock::now() + std::chrono::minutes(1);
+  while (control->checkpoints_alive > 6 && std::chrono::steady_clock::now() < patience)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_LE(control->checkpoints_alive, 6);
   const CacheMetrics metrics = engine->metrics().cache;
   EXPECT_GE(metrics.checkpoints, 4U);
@@ -264,9 +270,11 @@ TEST_F(KeeperTest, ACancelledPromptIsResumedWhereItsLastCheckpointLies) {
 }
 
 TEST_F(KeeperTest, ACheckpointThatCannotBeResumedCostsTimeNotTheRequest) {
+  std::atomic<bool> lost = false;
+  control->fail_resume = [&](uint32_t length) { return lost && length > 0; };
   start_keeping();
   ask(numbers(300), 4);
-  control->fail_resume = [](uint32_t length) { return length > 0; };
+  lost = true;
   const Asked second = ask(numbers(320), 4);
   EXPECT_EQ(second.usage.cached_tokens, 0U);
   EXPECT_EQ(second.text, text_of(numbers(320), 4));
