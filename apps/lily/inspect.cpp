@@ -20,7 +20,29 @@ struct Options {
   PlanOptions plan;
 };
 
-json::object to_json(const Inspection& found) {
+// Highest id + 1 of the folder's tokenizer, 0 where it has none: such a checkpoint computes on token ids. A
+// faulty one is a fault of the checkpoint.
+uint32_t tokenizer_size(const std::filesystem::path& folder, Inspection& found) {
+  std::error_code error;
+  if (std::filesystem::status(folder / "tokenizer.json", error).type() ==
+      std::filesystem::file_type::not_found) {
+    return 0;
+  }
+  auto tokenizer = load_tokenizer(folder, found.shape ? found.shape->vocab : UINT32_MAX);
+  if (tokenizer) {
+    return (*tokenizer)->size();
+  }
+  const Error& fault = tokenizer.error();
+  if (fault.details.empty()) {
+    found.faults.push_back(fault.message);
+  }
+  for (const std::string& detail : fault.details) {
+    found.faults.push_back(fmt::format("{}: {}", fault.message, detail));
+  }
+  return 0;
+}
+
+json::object to_json(const Inspection& found, uint32_t tokenizer) {
   json::object out{{"folder", found.folder}, {"files", found.files}, {"layout", to_string(found.layout)}};
   if (found.shape) {
     out["shape"] = found.shape->name;
@@ -33,6 +55,7 @@ json::object to_json(const Inspection& found) {
   out["formats"] = std::move(formats);
   out["total_bytes"] = found.total_bytes;
   out["mtp"] = found.mtp;
+  out["tokenizer_size"] = tokenizer;
   if (found.plan) {
     const Plan& plan = *found.plan;
     out["memory"] = {{"weights", found.weight_bytes},
@@ -57,7 +80,7 @@ void print_memory(const Inspection& found) {
              plan.kv_bytes_per_token(), static_cast<double>(plan.recurrent_bytes()) / 1e6);
 }
 
-void print(const Inspection& found) {
+void print(const Inspection& found, uint32_t tokenizer) {
   fmt::print("folder     {}\n", found.folder);
   fmt::print("layout     {}\n", to_string(found.layout));
   if (found.shape) {
@@ -71,6 +94,11 @@ void print(const Inspection& found) {
   fmt::print("total      {:.3f} GB in {} file{}\n", gigabytes(found.total_bytes), found.files,
              found.files == 1 ? "" : "s");
   fmt::print("MTP layer  {}\n", found.mtp ? "yes" : "no");
+  if (tokenizer != 0) {
+    fmt::print("tokenizer  {} ids\n", tokenizer);
+  } else {
+    fmt::print("tokenizer  none that can be read: without one, only computing on token ids\n");
+  }
   if (found.plan) {
     print_memory(found);
   }
@@ -81,11 +109,12 @@ void print(const Inspection& found) {
 
 Result<void> run(const Options& options) {
   LILY_TRY(const std::filesystem::path folder, find_model(options.model));
-  LILY_TRY(const Inspection found, inspect_checkpoint(folder, options.plan));
+  LILY_TRY(Inspection found, inspect_checkpoint(folder, options.plan));
+  const uint32_t tokenizer = tokenizer_size(folder, found);
   if (options.json) {
-    fmt::print("{}\n", json::serialize(to_json(found)));
+    fmt::print("{}\n", json::serialize(to_json(found, tokenizer)));
   } else {
-    print(found);
+    print(found, tokenizer);
   }
   if (!found.faults.empty()) {
     return fail(Error{ErrorKind::invalid_input,

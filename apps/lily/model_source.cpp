@@ -186,6 +186,15 @@ uint64_t default_cache_bytes(const LoadedModel& model) {
   return running + std::min<uint64_t>(have > used ? (have - used) / 2 : 0, uint64_t{4} << 30U);
 }
 
+Result<std::unique_ptr<Tokenizer>> load_tokenizer(const fs::path& folder, uint32_t vocab) {
+  LILY_TRY(auto tokenizer, Tokenizer::load(folder));
+  if (tokenizer->size() > vocab) {
+    return fail(ErrorKind::invalid_input, "'{}': has ids up to {}, but the model's vocabulary ends at {}",
+                (folder / "tokenizer.json").string(), tokenizer->size() - 1, vocab - 1);
+  }
+  return tokenizer;
+}
+
 Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer) {
   const auto start = std::chrono::steady_clock::now();
   LILY_TRY(fs::path folder, find_model(model));
@@ -194,7 +203,7 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
   std::unique_ptr<Tokenizer> tokenizer;
   if (with_tokenizer) {
     LILY_TRY(generation, read_generation_config(folder, file->shape()));
-    LILY_TRY(tokenizer, Tokenizer::load(folder));
+    LILY_TRY(tokenizer, load_tokenizer(folder, file->shape().vocab));
   }
   LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));
   BackendOptions backend_options = options.backend;

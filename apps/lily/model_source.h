@@ -45,6 +45,8 @@ struct LoadedModel {
   std::unique_ptr<Backend> backend;
   MemoryNeed need;
 };
+// The folder's; refused when it has ids that a model of `vocab` tokens does not know.
+Result<std::unique_ptr<Tokenizer>> load_tokenizer(const std::filesystem::path& folder, uint32_t vocab);
 // Opens, checks and loads, with progress on stderr.
 Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& options, bool with_tokenizer);
 

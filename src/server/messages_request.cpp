@@ -245,10 +245,8 @@ void translate_choice(const Fields& fields, json::object& out) {
   if (choice.boolean("disable_parallel_tool_use").value_or(false)) {
     out["parallel_tool_calls"] = false;
   }
-  if (type == "auto" || type == "none") {
+  if (type == "auto" || type == "none" || type == "any") {
     out["tool_choice"] = json::string(type);
-  } else if (type == "any") {
-    out["tool_choice"] = "required";
   } else if (type == "tool") {
     json::object function;
     function["name"] = choice.required_string("name");

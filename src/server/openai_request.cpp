@@ -149,30 +149,49 @@ struct Effort {
 constexpr Effort kEfforts[] = {{"none", 0},  {"minimal", 512}, {"low", 2048}, {"medium", 8192},
                                {"high", -1}, {"xhigh", -1},    {"max", -1}};
 
-// A budget of its own wins over the effort.
-void parse_effort(const Fields& fields, ChatRequest& request) {
-  if (const std::optional<std::string> word = fields.string("reasoning_effort")) {
-    const auto effort = std::find_if(std::begin(kEfforts), std::end(kEfforts),
-                                     [&](const Effort& known) { return known.name == *word; });
-    if (effort == std::end(kEfforts)) {
-      fields.fault("reasoning_effort",
-                   "is '{}'; expected none, minimal, low, medium, high, "
-                   "xhigh or max.",
-                   *word);
-    } else if (effort->name == "none") {
-      request.enable_thinking = request.enable_thinking.value_or(false);
-    } else if (effort->budget > 0) {
-      request.thinking_budget = static_cast<uint32_t>(effort->budget);
-    }
+// `key`: the field with the word.
+void parse_effort(const Fields& fields, std::string_view key, ChatRequest& request) {
+  const std::optional<std::string> word = fields.string(key);
+  if (!word) {
+    return;
   }
-  for (const std::string_view key : {"thinking_budget", "thinking_token_budget"}) {
-    const std::optional<int64_t> budget = fields.integer(key, {-1, kInfinity});
-    if (budget && *budget < 0) {
-      request.thinking_budget.reset();
-    } else if (budget) {
-      request.thinking_budget = static_cast<uint32_t>(std::min<int64_t>(*budget, Limits::kMaxContext));
-    }
+  const auto effort = std::find_if(std::begin(kEfforts), std::end(kEfforts),
+                                   [&](const Effort& known) { return known.name == *word; });
+  if (effort == std::end(kEfforts)) {
+    fields.fault(key,
+                 "is '{}'; expected none, minimal, low, medium, high, "
+                 "xhigh or max.",
+                 *word);
+  } else if (effort->name == "none") {
+    request.enable_thinking = request.enable_thinking.value_or(false);
+  } else if (effort->budget > 0) {
+    request.thinking_budget = static_cast<uint32_t>(effort->budget);
   }
+}
+
+void parse_budget(const Fields& fields, std::string_view key, ChatRequest& request) {
+  const std::optional<int64_t> budget = fields.integer(key, {-1, kInfinity});
+  if (budget && *budget < 0) {
+    request.thinking_budget.reset();
+  } else if (budget) {
+    request.thinking_budget = static_cast<uint32_t>(std::min<int64_t>(*budget, Limits::kMaxContext));
+  }
+}
+
+// How much to think, by all its names: the later wins, and a budget over an effort.
+void parse_amount(const Fields& fields, ChatRequest& request) {
+  const json::value* reasoning = fields.find("reasoning");
+  const bool nested = reasoning != nullptr && reasoning->is_object();
+  const json::object none;
+  const Fields inner(nested ? reasoning->get_object() : none, "reasoning", fields.faults());  // OpenRouter's
+  if (!request.enable_thinking) {
+    request.enable_thinking = inner.boolean("enabled");
+  }
+  parse_effort(inner, "effort", request);
+  parse_effort(fields, "reasoning_effort", request);
+  parse_budget(inner, "max_tokens", request);
+  parse_budget(fields, "thinking_budget", request);
+  parse_budget(fields, "thinking_token_budget", request);
 }
 
 // The names under which clients ask for thinking, the most specific first.
@@ -201,7 +220,7 @@ void parse_thinking(const Fields& fields, ChatRequest& request) {
       fall_back(request.enable_thinking, *type != "disabled");
     }
   }
-  parse_effort(fields, request);
+  parse_amount(fields, request);
 }
 
 constexpr std::string_view kNotYet = "needs constrained decoding, which this server does not have yet";
@@ -263,8 +282,8 @@ void parse_tool_choice(const Fields& fields, std::string_view key, ChatRequest& 
     if (word == "none") {
       request.conversation.tools.clear();  // a model that does not know of tools does not call them
       request.calls = GenerationRequest::Calls::dropped;  // unless it saw calls earlier in the conversation
-    } else if (word == "required") {
-      fields.fault(key, "'required' {}.", kNotYet);
+    } else if (word == "required" || word == "any") {     // Anthropic's and Mistral's word for the same
+      fields.fault(key, "'{}' {}.", word, kNotYet);
     } else if (word != "auto") {
       fields.fault(key, "is '{}'; expected 'auto', 'none', 'required' or a function.", word);
     }

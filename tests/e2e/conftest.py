@@ -21,3 +21,10 @@ def model(tmp_path_factory) -> Path:
 def server(model):
     with Server(model, "--ctx", "4096", "--parallel", "4", "--queue", "8") as running:
         yield running
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    """The model that comes with lily."""
+    with Server(None, "--parallel", "4", "--ctx", "2048") as running:
+        yield running

@@ -12,12 +12,6 @@ TOOL = {"type": "function", "function": {"name": "get_weather", "description": "
     "type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 
 
-@pytest.fixture(scope="module")
-def tiny():
-    with Server(None, "--parallel", "4", "--ctx", "2048") as running:
-        yield running
-
-
 def ask(server, **body):
     return httpx.post(server.url("/v1/chat/completions"), json={"model": "m", "temperature": 0} | body, timeout=120)
 

@@ -13,7 +13,6 @@ from langchain_core.messages import HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
-from server_process import Server
 
 QUESTION = "What is the weather in Oslo?"
 RESULT = "4 degrees, rain"
@@ -22,20 +21,14 @@ WEATHER = {"type": "function", "function": {
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Server(None, "--parallel", "4", "--ctx", "2048") as running:
-        yield running
-
-
 def joined(chunks) -> object:
     return litellm.stream_chunk_builder(list(chunks))
 
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("provider", ["openai", "anthropic"])
-def test_litellm(server, provider, stream):
-    options = {"base_url": server.url("/v1")} if provider == "openai" else {"base_url": server.base}
+def test_litellm(tiny, provider, stream):
+    options = {"base_url": tiny.url("/v1")} if provider == "openai" else {"base_url": tiny.base}
     messages = [{"role": "user", "content": QUESTION}]
 
     def ask():
@@ -54,13 +47,13 @@ def test_litellm(server, provider, stream):
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
 @pytest.mark.parametrize("stream", [False, True])
-def test_langchain(server, api, stream):
+def test_langchain(tiny, api, stream):
     @tool
     def get_weather(city: str) -> str:
         """Get the current weather for a city"""
         return RESULT
 
-    model = ChatOpenAI(model="lily", base_url=server.url("/v1"), api_key="any", temperature=0, max_tokens=400, max_retries=0,
+    model = ChatOpenAI(model="lily", base_url=tiny.url("/v1"), api_key="any", temperature=0, max_tokens=400, max_retries=0,
                        use_responses_api=api == "responses", stream_usage=True).bind_tools([get_weather])
     messages = [HumanMessage(QUESTION)]
 

@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 from openai import OpenAI
 
-from server_process import LILY, Server
+from server_process import LILY
 
 BEHAVIOUR = Path(__file__).parent.parent / "behaviour"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with Server(None, "--parallel", "4", "--ctx", "2048") as running:
-        yield running
 
 
 def test_run_answers_without_a_model():
@@ -26,8 +20,8 @@ def test_run_answers_without_a_model():
     assert "42" in answer["text"] and answer["finish"] == "stop", answer
 
 
-def test_it_thinks_and_then_answers(server):
-    client = OpenAI(base_url=server.url("/v1"), api_key="none")
+def test_it_thinks_and_then_answers(tiny):
+    client = OpenAI(base_url=tiny.url("/v1"), api_key="none")
     stream = client.chat.completions.create(model="lily-tiny", stream=True, temperature=0, max_tokens=400,
                                             messages=[{"role": "user", "content": "What is 8 plus 9?"}])
     reasoning, content, finish = "", "", None
@@ -45,8 +39,8 @@ WEATHER = {"type": "function", "function": {
 
 
 @pytest.mark.parametrize("thinking", [False, True])
-def test_it_calls_a_tool_and_uses_the_result(server, thinking):
-    client = OpenAI(base_url=server.url("/v1"), api_key="none")
+def test_it_calls_a_tool_and_uses_the_result(tiny, thinking):
+    client = OpenAI(base_url=tiny.url("/v1"), api_key="none")
     messages = [{"role": "user", "content": "What is the weather in Oslo?"}]
 
     def ask(**more):
@@ -73,8 +67,8 @@ def test_it_calls_a_tool_and_uses_the_result(server, thinking):
     assert "rain" in second.message.content, second.message
 
 
-def test_the_behaviour_suite_passes(server):
-    done = subprocess.run([sys.executable, str(BEHAVIOUR / "run.py"), server.url("/v1"), "--show"],
+def test_the_behaviour_suite_passes(tiny):
+    done = subprocess.run([sys.executable, str(BEHAVIOUR / "run.py"), tiny.url("/v1"), "--show"],
                           capture_output=True, text=True, timeout=1500)
     assert done.returncode == 0, done.stdout + done.stderr
 

@@ -290,6 +290,7 @@ TOKENIZER = {
     "an id twice": (lambda d: d["model"]["vocab"].__setitem__("qqqqqq", 0), ["0"]),
     "a negative id": (lambda d: d["model"]["vocab"].__setitem__("qqqqqq", -1), ["-1"]),
     "an id beyond the embedding": (lambda d: d["model"]["vocab"].__setitem__("qqqqqq", 10_000_000), ["10000000"]),
+    "an id that the model lacks": (lambda d: d["model"]["vocab"].__setitem__("qqqqqq", 8192), ["8192", "8191"]),
 }
 
 
@@ -298,17 +299,21 @@ def test_tokenizer(folder, name):
     edit, parts = TOKENIZER[name]
     edit_json(folder, "tokenizer.json", edit)
     expect(fails("run", str(folder), "-p", "hi", "--max-tokens", "1"), *parts)
+    expect(fails("inspect", str(folder)), *parts)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": 5}'])
 def test_tokenizer_is_not_a_tokenizer(folder, content):
     write_file(folder / "tokenizer.json", content)
     expect(fails("run", str(folder), "-p", "hi", "--max-tokens", "1"), "tokenizer.json")
+    expect(fails("inspect", str(folder)), "tokenizer.json")
 
 
 def test_no_tokenizer(folder):
     (folder / "tokenizer.json").unlink()
     expect(fails("run", str(folder), "-p", "hi", "--max-tokens", "1"), "tokenizer.json")
+    done = subprocess.run([LILY, "inspect", str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0 and "token ids" in done.stdout, (done.stdout, done.stderr)  # eval logits runs it
 
 
 # --- the command line -------------------------------------------------------------------------------------------------

@@ -15,27 +15,21 @@ THINK = {"type": "enabled", "budget_tokens": 1024}
 BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1; cch=00af3;"}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Server(None, "--parallel", "4", "--ctx", "2048") as running:
-        yield running
-
-
 @pytest.fixture
-def client(server):
-    return anthropic.Anthropic(base_url=server.base, api_key="any", max_retries=0)
+def client(tiny):
+    return anthropic.Anthropic(base_url=tiny.base, api_key="any", max_retries=0)
 
 
-def post(server, body, path="/v1/messages"):
-    return httpx.post(server.url(path), json=body, timeout=120)
+def post(tiny, body, path="/v1/messages"):
+    return httpx.post(tiny.url(path), json=body, timeout=120)
 
 
-def prompt(server, body) -> int:
-    return post(server, body, "/v1/messages/count_tokens").json()["input_tokens"]
+def prompt(tiny, body) -> int:
+    return post(tiny, body, "/v1/messages/count_tokens").json()["input_tokens"]
 
 
-def events(server, body) -> list[dict]:
-    answer = post(server, body | {"stream": True})
+def events(tiny, body) -> list[dict]:
+    answer = post(tiny, body | {"stream": True})
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
     out = []
     for block in answer.text.strip().split("\n\n"):
@@ -83,8 +77,8 @@ def test_a_tool_loop(client, thinking, stream):
     assert second.usage.cache_read_input_tokens > 0 and second.usage.input_tokens > 0
 
 
-def test_the_events_of_a_stream(server):
-    got = events(server, {"model": "m", "max_tokens": 400, "temperature": 0, "thinking": THINK, "tools": [WEATHER],
+def test_the_events_of_a_stream(tiny):
+    got = events(tiny, {"model": "m", "max_tokens": 400, "temperature": 0, "thinking": THINK, "tools": [WEATHER],
                           "messages": [QUESTION]})
     got = [event for event in got if event["type"] != "ping"]
     start = got[0]["message"]
@@ -111,23 +105,23 @@ def test_the_events_of_a_stream(server):
     assert json.loads("".join(d["partial_json"] for d in blocks[1]["deltas"])) == {"city": "Oslo"}
 
 
-def test_claude_codes_header_is_no_part_of_the_prompt(server):
+def test_claude_codes_header_is_no_part_of_the_prompt(tiny):
     body = {"messages": [QUESTION], "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}]}
-    assert prompt(server, body) == prompt(server, body | {"system": [BILLING, *body["system"]]})
-    assert prompt(server, body) == prompt(server, body | {"system": "Be brief."})
-    assert prompt(server, body) > prompt(server, {"messages": [QUESTION]}) == prompt(server, {"messages": [QUESTION], "system": [BILLING]})
+    assert prompt(tiny, body) == prompt(tiny, body | {"system": [BILLING, *body["system"]]})
+    assert prompt(tiny, body) == prompt(tiny, body | {"system": "Be brief."})
+    assert prompt(tiny, body) > prompt(tiny, {"messages": [QUESTION]}) == prompt(tiny, {"messages": [QUESTION], "system": [BILLING]})
     late = body["messages"] + [{"role": "assistant", "content": "Rain."}, {"role": "system", "content": [{"type": "text", "text": "In French."}]}, QUESTION]
-    assert post(server, {"messages": late, "max_tokens": 5}).status_code == 200
+    assert post(tiny, {"messages": late, "max_tokens": 5}).status_code == 200
 
 
-def test_count_tokens_is_what_a_message_costs(server, client):
+def test_count_tokens_is_what_a_message_costs(tiny, client):
     fields = dict(model="m", messages=[QUESTION], system="Be brief.", tools=[WEATHER])
     counted = client.messages.count_tokens(**fields).input_tokens
     usage = client.messages.create(max_tokens=1, **fields).usage
     assert counted == usage.input_tokens + usage.cache_read_input_tokens + usage.cache_creation_input_tokens
 
 
-def test_what_claude_code_sends_is_taken(server):
+def test_what_claude_code_sends_is_taken(tiny):
     body = {
         "model": "claude-opus-4-1", "max_tokens": 32000, "stream": False, "temperature": 1, "metadata": {"user_id": "u"},
         "thinking": {"type": "adaptive"}, "context_management": {"edits": []}, "betas": ["x"], "stop_sequences": ["@@"],
@@ -144,9 +138,9 @@ def test_what_claude_code_sends_is_taken(server):
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": [
                 {"type": "text", "text": "sun"}, {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}]},
                 {"type": "tool_result", "tool_use_id": "t2", "is_error": True}, {"type": "text", "text": "And now?"}]}]}
-    answer = post(server, body | {"max_tokens": 20}, "/v1/messages?beta=true")
+    answer = post(tiny, body | {"max_tokens": 20}, "/v1/messages?beta=true")
     assert answer.status_code == 200, answer.text
-    assert prompt(server, body) > 50
+    assert prompt(tiny, body) > 50
 
 
 def test_the_effort_is_a_budget_of_thinking(client):
@@ -193,19 +187,20 @@ def test_an_answer_that_is_begun(client):
     ({"thinking": {"type": "sometimes"}}, 400, "thinking.type"),
     ({"stop_sequences": [5]}, 400, "stop_sequences[0]"),
     ({"tools": [{"description": "x"}]}, 400, "tools[0].name"),
+    ({"tools": [WEATHER], "tool_choice": {"type": "any"}}, 400, "'any' needs constrained decoding"),
     ({"messages": [{"role": "user", "content": "word " * 4000}]}, 400, "prompt is too long: "),
 ])
-def test_errors_have_anthropics_form(server, change, status, words):
-    answer = post(server, {"model": "m", "max_tokens": 5, "messages": [QUESTION]} | change)
+def test_errors_have_anthropics_form(tiny, change, status, words):
+    answer = post(tiny, {"model": "m", "max_tokens": 5, "messages": [QUESTION]} | change)
     error = answer.json()
     assert answer.status_code == status and error["type"] == "error"
     assert error["error"]["type"] == "invalid_request_error" and words in error["error"]["message"], error
 
 
-def test_malformed_bodies_and_methods(server):
-    bad = httpx.post(server.url("/v1/messages"), content=b"{", timeout=30)
+def test_malformed_bodies_and_methods(tiny):
+    bad = httpx.post(tiny.url("/v1/messages"), content=b"{", timeout=30)
     assert bad.status_code == 400 and bad.json()["type"] == "error"
-    wrong = httpx.get(server.url("/v1/messages"))
+    wrong = httpx.get(tiny.url("/v1/messages"))
     assert wrong.status_code == 405 and wrong.json()["error"]["type"] == "invalid_request_error"
 
 

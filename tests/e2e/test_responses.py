@@ -5,7 +5,6 @@ import httpx
 import pytest
 from openai import OpenAI
 
-from server_process import Server
 
 WEATHER = {"type": "function", "name": "get_weather", "description": "Get the current weather for a city", "strict": False,
            "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}
@@ -13,29 +12,23 @@ QUESTION = {"role": "user", "content": "What is the weather in Oslo?"}
 QUIET = {"effort": "none"}
 
 
-@pytest.fixture(scope="module")
-def server():
-    with Server(None, "--parallel", "4", "--ctx", "2048") as running:
-        yield running
-
-
 @pytest.fixture
-def client(server):
-    return OpenAI(base_url=server.url("/v1"), api_key="any", max_retries=0)
+def client(tiny):
+    return OpenAI(base_url=tiny.url("/v1"), api_key="any", max_retries=0)
 
 
-def post(server, body, path="/v1/responses"):
-    return httpx.post(server.url(path), json={"temperature": 0, "max_output_tokens": 400} | body, timeout=120)
+def post(tiny, body, path="/v1/responses"):
+    return httpx.post(tiny.url(path), json={"temperature": 0, "max_output_tokens": 400} | body, timeout=120)
 
 
-def prompt(server, body) -> int:
-    answer = post(server, body, "/v1/responses/input_tokens")
+def prompt(tiny, body) -> int:
+    answer = post(tiny, body, "/v1/responses/input_tokens")
     assert answer.status_code == 200, answer.text
     return answer.json()["input_tokens"]
 
 
-def events(server, body) -> list[dict]:
-    answer = post(server, body | {"stream": True})
+def events(tiny, body) -> list[dict]:
+    answer = post(tiny, body | {"stream": True})
     assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream"), answer.text
     out = []
     for block in answer.text.strip().split("\n\n"):
@@ -123,19 +116,19 @@ def test_a_tool_loop(client, effort, stream):
 
 @pytest.mark.parametrize("body", [{"input": "What is 8 plus 9?"}, {"input": [QUESTION], "tools": [WEATHER]},
                                   {"input": [QUESTION], "tools": [WEATHER], "reasoning": QUIET}])
-def test_the_events_of_a_stream(server, body):
-    last = check_lifecycle(events(server, body))
+def test_the_events_of_a_stream(tiny, body):
+    last = check_lifecycle(events(tiny, body))
     assert last["status"] == "completed" and last["usage"]["output_tokens"] > 3
-    whole = post(server, body).json()
+    whole = post(tiny, body).json()
     texts = [item.get("arguments") or item["content"][0]["text"] for item in whole["output"]]
     assert texts == [item.get("arguments") or item["content"][0]["text"] for item in last["output"]]
 
 
-def test_an_answer_that_is_cut(server):
-    last = check_lifecycle(events(server, {"input": "What is 8 plus 9?", "max_output_tokens": 4}))
+def test_an_answer_that_is_cut(tiny):
+    last = check_lifecycle(events(tiny, {"input": "What is 8 plus 9?", "max_output_tokens": 4}))
     assert last["status"] == "incomplete" and last["incomplete_details"] == {"reason": "max_output_tokens"}
     for most in range(1, 40):
-        got = events(server, {"input": [QUESTION], "tools": [WEATHER], "reasoning": QUIET, "max_output_tokens": most})
+        got = events(tiny, {"input": [QUESTION], "tools": [WEATHER], "reasoning": QUIET, "max_output_tokens": most})
         last = check_lifecycle(got)
         for item in last["output"]:
             json.loads(item.get("arguments", "{}"))
@@ -144,7 +137,7 @@ def test_an_answer_that_is_cut(server):
     assert last["status"] == "completed"
 
 
-def test_what_codex_sends_is_taken(server):
+def test_what_codex_sends_is_taken(tiny):
     body = {
         "model": "gpt-5-codex", "instructions": "You are a coding agent.", "store": False, "parallel_tool_calls": False, "tool_choice": "auto",
         "include": ["reasoning.encrypted_content"], "prompt_cache_key": "k", "reasoning": {"effort": "medium", "summary": "auto"},
@@ -163,47 +156,47 @@ def test_what_codex_sends_is_taken(server):
             {"type": "function_call_output", "call_id": "c2", "output": [{"type": "input_text", "text": "no"}, {"type": "input_image", "image_url": "data:"}]},
             {"type": "custom_tool_call", "call_id": "c3", "name": "apply_patch", "input": "*"},
             {"type": "web_search_call", "status": "completed"}]}
-    last = check_lifecycle(events(server, body | {"max_output_tokens": 30}))
+    last = check_lifecycle(events(tiny, body | {"max_output_tokens": 30}))
     assert last["instructions"] == "You are a coding agent." and len(last["tools"]) == 7 and last["store"] is False
-    assert prompt(server, body) > 60
+    assert prompt(tiny, body) > 60
 
 
-def test_functions_of_a_namespace_are_called_by_their_own_names(server):
+def test_functions_of_a_namespace_are_called_by_their_own_names(tiny):
     space = {"type": "namespace", "name": "mcp__home", "description": "d", "tools": [WEATHER]}
-    got = events(server, {"input": [QUESTION], "tools": [space], "reasoning": QUIET})
+    got = events(tiny, {"input": [QUESTION], "tools": [space], "reasoning": QUIET})
     [call] = check_lifecycle(got)["output"]
     assert (call["type"], call["namespace"], call["name"]) == ("function_call", "mcp__home", "get_weather"), call
     with_call = {"input": [QUESTION, call], "tools": [space]}
-    assert prompt(server, with_call) > prompt(server, {"input": [QUESTION], "tools": [space]})
+    assert prompt(tiny, with_call) > prompt(tiny, {"input": [QUESTION], "tools": [space]})
 
 
-def test_reasoning_that_is_sent_back_is_found_again(server):
-    first = post(server, {"input": [QUESTION], "tools": [WEATHER], "include": ["reasoning.encrypted_content"]}).json()
+def test_reasoning_that_is_sent_back_is_found_again(tiny):
+    first = post(tiny, {"input": [QUESTION], "tools": [WEATHER], "include": ["reasoning.encrypted_content"]}).json()
     reasoning, call = first["output"][0], first["output"][-1]
     assert reasoning["encrypted_content"].startswith("lily:")
     kept = {"type": "reasoning", "summary": [], "encrypted_content": reasoning["encrypted_content"]}  # as Codex does
     result = {"type": "function_call_output", "call_id": call["call_id"], "output": "4 degrees, rain"}
-    second = post(server, {"input": [QUESTION, kept, call, result], "tools": [WEATHER]}).json()["usage"]
+    second = post(tiny, {"input": [QUESTION, kept, call, result], "tools": [WEATHER]}).json()["usage"]
     # The opening of the answer may be read again.
     assert second["input_tokens_details"]["cached_tokens"] >= first["usage"]["input_tokens"] - 64
 
 
 @pytest.mark.parametrize("probe", [[], ""])
-def test_an_empty_input_is_answered(server, probe):
-    assert post(server, {"input": probe, "max_output_tokens": 2}).status_code == 200
+def test_an_empty_input_is_answered(tiny, probe):
+    assert post(tiny, {"input": probe, "max_output_tokens": 2}).status_code == 200
 
 
-def test_input_tokens_are_what_an_answer_costs(server, client):
+def test_input_tokens_are_what_an_answer_costs(tiny, client):
     fields = dict(model="m", input=[QUESTION], instructions="Be brief.", tools=[WEATHER])
-    assert client.responses.create(max_output_tokens=16, **fields).usage.input_tokens == prompt(server, fields)
+    assert client.responses.create(max_output_tokens=16, **fields).usage.input_tokens == prompt(tiny, fields)
 
 
-def test_logprobs(server):
+def test_logprobs(tiny):
     body = {"input": "What is 17 plus 25?", "reasoning": QUIET, "top_logprobs": 2, "include": ["message.output_text.logprobs"]}
-    part = post(server, body).json()["output"][0]["content"][0]
+    part = post(tiny, body).json()["output"][0]["content"][0]
     assert "".join(token["token"] for token in part["logprobs"]) == part["text"]
     assert all(len(token["top_logprobs"]) == 2 for token in part["logprobs"])
-    streamed = check_lifecycle(events(server, body))["output"][0]["content"][0]
+    streamed = check_lifecycle(events(tiny, body))["output"][0]["content"][0]
     assert [t["token"] for t in streamed["logprobs"]] == [t["token"] for t in part["logprobs"]]
 
 
@@ -221,8 +214,8 @@ def test_logprobs(server):
     ({"temperature": 9}, "temperature"),
     ({"input": "word " * 4000}, "input"),
 ])
-def test_errors_name_the_field_of_this_api(server, change, param):
-    answer = post(server, {"input": [QUESTION]} | change)
+def test_errors_name_the_field_of_this_api(tiny, change, param):
+    answer = post(tiny, {"input": [QUESTION]} | change)
     error = answer.json()["error"]
     assert answer.status_code == 400 and error["param"] == param and error["type"] == "invalid_request_error", error
     if param == "input" and isinstance(change["input"], str):

@@ -130,6 +130,17 @@ TEST(ChatRequest, BudgetsOfThinking) {
   EXPECT_FALSE(with(R"("thinking_token_budget":null)").thinking_budget);
 }
 
+TEST(ChatRequest, ReasoningAsOpenRouterNamesIt) {
+  EXPECT_EQ(with(R"("reasoning":{"effort":"low"})").thinking_budget, 2048U);
+  EXPECT_EQ(with(R"("reasoning":{"effort":"none"})").enable_thinking, false);
+  EXPECT_EQ(with(R"("reasoning":{"enabled":false})").enable_thinking, false);
+  EXPECT_EQ(with(R"("reasoning":{"enabled":false},"enable_thinking":true)").enable_thinking, true);
+  EXPECT_EQ(with(R"("reasoning":{"effort":"low","max_tokens":300})").thinking_budget, 300U);
+  EXPECT_EQ(with(R"("reasoning":{"effort":"low"},"reasoning_effort":"medium")").thinking_budget, 8192U);
+  EXPECT_FALSE(with(R"("reasoning":"high")").thinking_budget);
+  EXPECT_FALSE(with(R"("reasoning":{"exclude":true})").enable_thinking);
+}
+
 TEST(ChatRequest, IntegersBeyond64Bits) {
   EXPECT_EQ(with(R"("max_tokens":123456789012345678901234567890)").max_tokens, Limits::kMaxContext);
   EXPECT_TRUE(with(R"("seed":-123456789012345678901234567890)").seed);
