@@ -219,11 +219,7 @@ std::optional<host::StateFacts> CudaBackend::Impl::facts_of(const SequenceState*
   if (state == nullptr || &state->context() != context.get()) {
     return std::nullopt;
   }
-  return host::StateFacts{.failed = state->flags()->failed,
-                          .provisional = state->provisional(),
-                          .samples = state->samples(),
-                          .length = state->length(),
-                          .max_tokens = state->max_tokens()};
+  return state->facts();
 }
 
 Result<Ticket> CudaBackend::submit(const Pass& pass) {

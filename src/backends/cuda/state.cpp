@@ -72,8 +72,7 @@ uint64_t CudaCheckpoint::bytes() const {
 
 Result<void> CudaCheckpoint::write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const {
   static_assert(kRowUnit % kPageTokens == 0);
-  LILY_CHECK(begin % kRowUnit == 0 && begin <= end && end <= length_ &&
-             (end % kRowUnit == 0 || end == length_));
+  host::check_row_range(begin, end, length_);
   for (uint32_t page = begin / kPageTokens; page < pages_for(end); ++page) {
     LILY_TRY_VOID(
         write_block(sink, pages_[page].get(), StateContext::page_bytes(context_->dims), context_->queue));
@@ -91,10 +90,7 @@ Result<std::unique_ptr<CudaCheckpoint>> CudaCheckpoint::read(
   auto checkpoint = std::make_unique<CudaCheckpoint>(context, form.length);
   if (form.shared > 0) {
     const auto* base = dynamic_cast<const CudaCheckpoint*>(form.base);
-    if (base == nullptr || base->context_ != context) {
-      return fail(ErrorKind::invalid_input, "the checkpoint to share rows with is of another backend");
-    }
-    LILY_CHECK(form.shared % kRowUnit == 0 && form.shared <= std::min(form.length, base->length_));
+    LILY_TRY_VOID(host::check_base(base != nullptr && base->context_ == context ? base : nullptr, form));
     const auto pages = static_cast<ptrdiff_t>(form.shared / kPageTokens);
     checkpoint->pages_.assign(base->pages_.begin(), base->pages_.begin() + pages);
   }
@@ -113,10 +109,9 @@ Result<std::unique_ptr<CudaCheckpoint>> CudaCheckpoint::read(
 }
 
 CudaState::CudaState(std::shared_ptr<const StateContext> context, uint32_t max_tokens)
-    : context_(std::move(context)), max_tokens_(max_tokens) {
+    : context_(std::move(context)), progress_(max_tokens) {
   pages_.reserve(pages_for(max_tokens));
   table_.resize(pages_for(max_tokens));
-  draft_tokens_.reserve(Limits::kMaxDraft);
 }
 
 Result<std::unique_ptr<CudaState>> CudaState::create(std::shared_ptr<const StateContext> context,
@@ -146,7 +141,7 @@ uint32_t* CudaState::counts() const {
   return reinterpret_cast<uint32_t*>(side_.get() + StateContext::counts_offset(context_->plan));
 }
 float* CudaState::kept(uint32_t row) const {
-  return row + 1 < draft_rows_ ? reinterpret_cast<float*>(kept_[row].get()) : nullptr;
+  return row + 1 < progress_.draft_rows ? reinterpret_cast<float*>(kept_[row].get()) : nullptr;
 }
 
 Segment CudaState::segment(uint32_t first_row, uint32_t rows, uint32_t position) const {
@@ -165,7 +160,7 @@ Result<void> CudaState::upload_table(size_t first, size_t count) {
 }
 
 Result<void> CudaState::begin_rows(uint32_t position, uint32_t rows, bool provisional) {
-  LILY_CHECK(rows > 0 && position + rows <= max_tokens_);
+  LILY_CHECK(rows > 0 && position + rows <= progress_.max_tokens);
   const StateContext& of = *context_;
   const uint64_t bytes = StateContext::page_bytes(of.dims);
   const uint32_t end = pages_for(position + rows);
@@ -202,8 +197,8 @@ Result<void> CudaState::count(size_t from, int32_t change, bool sampled_too) {
   args.counts = counts();
   args.sampled = sampled_too ? sampled() : nullptr;
   args.change = change;
-  for (size_t i = from; i < draft_tokens_.size(); ++i) {
-    args.tokens[args.count++] = draft_tokens_[i];
+  for (size_t i = from; i < progress_.draft_tokens.size(); ++i) {
+    args.tokens[args.count++] = progress_.draft_tokens[i];
   }
   if (args.count == 0 && !sampled_too) {
     return {};
@@ -212,38 +207,31 @@ Result<void> CudaState::count(size_t from, int32_t change, bool sampled_too) {
 }
 
 Result<void> CudaState::submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
-  const auto rows = static_cast<uint32_t>(std::max<size_t>(tokens.size(), 1));
-  length_ += rows;
-  samples_ = samples;
-  if (keep == Keep::until_accept) {
-    draft_rows_ = rows;
-    draft_tokens_.assign(tokens.begin(), tokens.end());
-    return count(1, 1, false);
-  }
-  return {};
+  progress_.submitted(tokens, keep, samples);
+  return keep == Keep::until_accept ? count(1, 1, false) : Result<void>{};
 }
 
 Result<std::unique_ptr<Checkpoint>> CudaState::save() {
   wait();
-  LILY_TRY_VOID(host::check_save(flags_->failed, draft_rows_));
+  LILY_TRY_VOID(host::check_save(flags_->failed, progress_.draft_rows));
   const StateContext& of = *context_;
-  auto checkpoint = std::make_unique<CudaCheckpoint>(context_, length_);
+  auto checkpoint = std::make_unique<CudaCheckpoint>(context_, progress_.length);
   LILY_TRY(checkpoint->recurrent_, take_block(of.recurrent));
   LILY_TRY(checkpoint->side_, take_block(of.sides));
   LILY_TRY_VOID(copy_on_device(checkpoint->recurrent_.get(), recurrent_.get(),
                                StateContext::recurrent_bytes(of.dims), of.queue));
   LILY_TRY_VOID(
       copy_on_device(checkpoint->side_.get(), side_.get(), StateContext::side_bytes(of.plan), of.queue));
-  checkpoint->pages_.assign(pages_.begin(), pages_.begin() + pages_for(length_));
-  checkpoint->samples_ = samples_;
+  checkpoint->pages_.assign(pages_.begin(), pages_.begin() + pages_for(progress_.length));
+  checkpoint->samples_ = progress_.samples;
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
 Result<void> CudaState::resume(const Checkpoint& checkpoint) {
   wait();
   const auto* from = dynamic_cast<const CudaCheckpoint*>(&checkpoint);
-  LILY_TRY_VOID(
-      host::check_resume(from != nullptr && from->context_ == context_ ? from : nullptr, max_tokens_));
+  LILY_TRY_VOID(host::check_resume(from != nullptr && from->context_ == context_ ? from : nullptr,
+                                   progress_.max_tokens));
   const StateContext& of = *context_;
   LILY_TRY_VOID(copy_on_device(recurrent_.get(), from->recurrent_.get(),
                                StateContext::recurrent_bytes(of.dims), of.queue));
@@ -255,9 +243,7 @@ Result<void> CudaState::resume(const Checkpoint& checkpoint) {
     table_[i] = reinterpret_cast<uint16_t*>(pages_[i].get());
   }
   LILY_TRY_VOID(upload_table(0, pages_.size()));
-  length_ = from->length_;
-  samples_ = from->samples_;
-  draft_rows_ = 0;
+  progress_.resumed(from->length_, from->samples_);
   flags_->failed = false;
   ++flags_->resumed;
   return {};
@@ -265,27 +251,21 @@ Result<void> CudaState::resume(const Checkpoint& checkpoint) {
 
 Result<void> CudaState::accept(uint32_t rows) {
   wait();
-  LILY_TRY_VOID(host::check_accept(flags_->failed, draft_rows_, rows));
-  if (rows < draft_rows_) {
+  LILY_TRY_VOID(host::check_accept(flags_->failed, progress_.draft_rows, rows));
+  if (rows < progress_.draft_rows) {
     LILY_TRY_VOID(copy_on_device(recurrent_.get(), kept_[rows - 1].get(),
                                  StateContext::recurrent_bytes(context_->dims), context_->queue));
-    LILY_TRY_VOID(count(rows, -1, samples_));
-    samples_ = false;
-    length_ -= draft_rows_ - rows;
-    pages_.resize(pages_for(length_));
+    LILY_TRY_VOID(count(rows, -1, progress_.samples));
   }
-  draft_rows_ = 0;
+  progress_.accepted(rows);
+  pages_.resize(pages_for(progress_.length));
   return {};
 }
 
 Result<void> CudaState::begin_answer(std::span<const int32_t> prompt) {
   const uint32_t vocab = context_->plan.shape.vocab;
   std::vector<uint32_t> bits((vocab + 31) / 32);
-  for (const int32_t token : prompt) {
-    if (token >= 0 && static_cast<uint32_t>(token) < vocab) {
-      bits[static_cast<size_t>(token) / 32] |= 1U << (token % 32);
-    }
-  }
+  host::mark_tokens(prompt, vocab, bits.data());
   LILY_TRY_VOID(copy_to_device(prompt_bits(), bits.data(), bits.size() * sizeof(uint32_t), context_->queue));
   return clear(counts(), uint64_t{vocab} * sizeof(uint32_t), context_->queue);
 }

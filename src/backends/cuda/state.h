@@ -12,6 +12,7 @@
 #include "backends/cuda/device.h"
 #include "backends/cuda/kernel_args.h"
 #include "backends/host/pass_rows.h"
+#include "backends/host/state_progress.h"
 #include "model/plan.h"
 
 namespace lily::cuda {
@@ -70,7 +71,7 @@ class CudaState final : public SequenceState {
   static Result<std::unique_ptr<CudaState>> create(std::shared_ptr<const StateContext> context,
                                                    uint32_t max_tokens);
 
-  uint32_t length() const override { return length_; }
+  uint32_t length() const override { return progress_.length; }
   Result<std::unique_ptr<Checkpoint>> save() override;
   Result<void> resume(const Checkpoint& checkpoint) override;
   Result<void> accept(uint32_t rows) override;
@@ -79,9 +80,7 @@ class CudaState final : public SequenceState {
   // For whoever submits passes.
   const StateContext& context() const { return *context_; }
   const std::shared_ptr<StateFlags>& flags() const { return flags_; }
-  uint32_t max_tokens() const { return max_tokens_; }
-  bool provisional() const { return draft_rows_ != 0; }
-  bool samples() const { return samples_; }
+  host::StateFacts facts() const { return progress_.facts(flags_->failed); }
   // Pages for rows [position, position + rows) that are this state's own, and for a provisional pass the
   // blocks that keep the recurrent states after each row but the last.
   Result<void> begin_rows(uint32_t position, uint32_t rows, bool provisional);
@@ -104,12 +103,8 @@ class CudaState final : public SequenceState {
   Result<void> count(size_t from, int32_t change, bool sampled);
 
   std::shared_ptr<const StateContext> context_;
-  uint32_t max_tokens_;
   std::shared_ptr<StateFlags> flags_ = std::make_shared<StateFlags>();
-  uint32_t length_ = 0;
-  uint32_t draft_rows_ = 0;
-  std::vector<int32_t> draft_tokens_;
-  bool samples_ = false;
+  host::StateProgress progress_;
   BlockRef recurrent_;
   BlockRef side_;
   std::vector<BlockRef> pages_;

@@ -151,11 +151,7 @@ Result<Ticket> HostBackend::submit(const Pass& pass) {
     if (state == nullptr || !(state->layout() == impl_->layout)) {
       return std::nullopt;
     }
-    return StateFacts{.failed = state->gate()->failure_known,
-                      .provisional = state->provisional(),
-                      .samples = state->samples(),
-                      .length = state->length(),
-                      .max_tokens = state->max_tokens()};
+    return state->progress().facts(state->gate()->failure_known);
   }));
   const Ticket ticket = impl_->tickets.submit();
   record_pass(pass, impl_->record(ticket));

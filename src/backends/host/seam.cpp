@@ -1,5 +1,8 @@
 #include "backends/host/seam.h"
 
+#include <algorithm>
+
+#include "base/check.h"
 #include "model/bytes.h"
 
 namespace lily::host {
@@ -73,6 +76,27 @@ Result<void> check_resume(const Checkpoint* own, uint32_t max_tokens) {
                 max_tokens);
   }
   return {};
+}
+
+void check_row_range(uint32_t begin, uint32_t end, uint32_t length) {
+  LILY_CHECK(begin % Checkpoint::kRowUnit == 0 && begin <= end && end <= length &&
+             (end % Checkpoint::kRowUnit == 0 || end == length));
+}
+
+Result<void> check_base(const Checkpoint* own, const StoredForm& form) {
+  if (own == nullptr) {
+    return fail(ErrorKind::invalid_input, "the checkpoint to share rows with is of another backend");
+  }
+  LILY_CHECK(form.shared % Checkpoint::kRowUnit == 0 && form.shared <= std::min(form.length, own->length()));
+  return {};
+}
+
+void mark_tokens(std::span<const int32_t> prompt, uint32_t vocab, uint32_t* bits) {
+  for (const int32_t token : prompt) {
+    if (token >= 0 && static_cast<uint32_t>(token) < vocab) {
+      bits[static_cast<size_t>(token) / 32] |= 1U << (token % 32);
+    }
+  }
 }
 
 Result<void> Tickets::check_idle() const {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "backend/backend.h"
@@ -23,6 +24,14 @@ Result<void> check_save(bool failed, uint32_t draft_rows);
 Result<void> check_accept(bool failed, uint32_t draft_rows, uint32_t rows);
 // `own`: the checkpoint, or null if it is not one of this state's backend and model.
 Result<void> check_resume(const Checkpoint* own, uint32_t max_tokens);
+// Of a checkpoint. write_rows(): aborts where the caller broke its contract.
+void check_row_range(uint32_t begin, uint32_t end, uint32_t length);
+// read_checkpoint() of a form that shares rows; `own`: its base, or null as above.
+Result<void> check_base(const Checkpoint* own, const StoredForm& form);
+
+// Sets the bit of each token of a prompt, in words of 32: for penalties. Ids beyond the vocabulary count for
+// nothing.
+void mark_tokens(std::span<const int32_t> prompt, uint32_t vocab, uint32_t* bits);
 
 // The passes in flight: tickets count up, and are collected in the order of their submission.
 class Tickets {

@@ -62,8 +62,7 @@ uint64_t HostCheckpoint::bytes() const {
 }
 
 Result<void> HostCheckpoint::write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const {
-  LILY_CHECK(begin % kRowUnit == 0 && begin <= end && end <= length_ &&
-             (end % kRowUnit == 0 || end == length_));
+  check_row_range(begin, end, length_);
   for (uint32_t block = begin / kBlockTokens; block < blocks_for(end); ++block) {
     LILY_TRY_VOID(sink.write({blocks_[block].data().data(), blocks_[block].data().size()}));
   }
@@ -79,10 +78,7 @@ Result<std::unique_ptr<HostCheckpoint>> HostCheckpoint::read(const StateLayout& 
   auto checkpoint = std::make_unique<HostCheckpoint>(layout, form.length);
   if (form.shared > 0) {
     const auto* base = dynamic_cast<const HostCheckpoint*>(form.base);
-    if (base == nullptr || !(base->layout_ == layout)) {
-      return fail(ErrorKind::invalid_input, "the checkpoint to share rows with is of another backend");
-    }
-    LILY_CHECK(form.shared % kRowUnit == 0 && form.shared <= std::min(form.length, base->length_));
+    LILY_TRY_VOID(check_base(base != nullptr && base->layout_ == layout ? base : nullptr, form));
     const auto blocks = static_cast<ptrdiff_t>(form.shared / kBlockTokens);
     checkpoint->blocks_.assign(base->blocks_.begin(), base->blocks_.begin() + blocks);
   }
@@ -98,9 +94,8 @@ Result<std::unique_ptr<HostCheckpoint>> HostCheckpoint::read(const StateLayout& 
 }
 
 HostState::HostState(const StateLayout& layout, uint32_t max_tokens)
-    : layout_(layout), max_tokens_(max_tokens) {
+    : layout_(layout), progress_(max_tokens) {
   blocks_.reserve(blocks_for(max_tokens));
-  draft_tokens_.reserve(Limits::kMaxDraft);
 }
 
 HostState::~HostState() { gate_->wait(); }
@@ -114,11 +109,11 @@ Result<std::unique_ptr<HostState>> HostState::create(const StateLayout& layout, 
 
 Result<std::unique_ptr<Checkpoint>> HostState::save() {
   gate_->wait();
-  LILY_TRY_VOID(check_save(failed(), draft_rows_));
-  auto checkpoint = std::make_unique<HostCheckpoint>(layout_, length_);
+  LILY_TRY_VOID(check_save(failed(), progress_.draft_rows));
+  auto checkpoint = std::make_unique<HostCheckpoint>(layout_, progress_.length);
   LILY_TRY(checkpoint->recurrent_, copy_of(recurrent_));
   checkpoint->charge_ = layout_.charge_arrays(1);
-  checkpoint->blocks_.assign(blocks_.begin(), blocks_.begin() + blocks_for(length_));
+  checkpoint->blocks_.assign(blocks_.begin(), blocks_.begin() + blocks_for(progress_.length));
   checkpoint->answer_ = answer_;
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
@@ -126,13 +121,12 @@ Result<std::unique_ptr<Checkpoint>> HostState::save() {
 Result<void> HostState::resume(const Checkpoint& checkpoint) {
   gate_->wait();
   const auto* from = dynamic_cast<const HostCheckpoint*>(&checkpoint);
-  LILY_TRY_VOID(check_resume(from != nullptr && from->layout_ == layout_ ? from : nullptr, max_tokens_));
+  LILY_TRY_VOID(
+      check_resume(from != nullptr && from->layout_ == layout_ ? from : nullptr, progress_.max_tokens));
   std::memcpy(recurrent_.data(), from->recurrent_.data(), recurrent_.size() * sizeof(float));
   blocks_.assign(from->blocks_.begin(), from->blocks_.end());
   answer_ = from->answer_;
-  length_ = from->length_;
-  samples_ = answer_.sampled >= 0;
-  draft_rows_ = 0;
+  progress_.resumed(from->length_, answer_.sampled >= 0);
   kept_rows_ = 0;
   gate_->failed = false;
   gate_->failure_known = false;
@@ -142,21 +136,19 @@ Result<void> HostState::resume(const Checkpoint& checkpoint) {
 
 Result<void> HostState::accept(uint32_t rows) {
   gate_->wait();
-  LILY_TRY_VOID(check_accept(failed(), draft_rows_, rows));
-  if (rows < draft_rows_) {
+  LILY_TRY_VOID(check_accept(failed(), progress_.draft_rows, rows));
+  if (rows < progress_.draft_rows) {
     std::memcpy(recurrent_.data(), kept_[rows - 1].data(), recurrent_.size() * sizeof(float));
-    for (uint32_t row = rows; row < draft_rows_; ++row) {
-      answer_.counts.remove(draft_tokens_[row]);
+    for (uint32_t row = rows; row < progress_.draft_rows; ++row) {
+      answer_.counts.remove(progress_.draft_tokens[row]);
     }
     if (answer_.sampled >= 0) {
       answer_.counts.remove(answer_.sampled);
       answer_.sampled = -1;
     }
-    samples_ = false;
-    length_ -= draft_rows_ - rows;
-    blocks_.resize(blocks_for(length_));
   }
-  draft_rows_ = 0;
+  progress_.accepted(rows);
+  blocks_.resize(blocks_for(progress_.length));
   kept_rows_ = 0;
   return {};
 }
@@ -165,16 +157,6 @@ Result<void> HostState::begin_answer(std::span<const int32_t> prompt) {
   gate_->wait();
   answer_.counts.begin(prompt, layout_.shape.vocab);
   return {};
-}
-
-void HostState::submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
-  const auto rows = static_cast<uint32_t>(std::max<size_t>(tokens.size(), 1));
-  length_ += rows;
-  samples_ = samples;
-  if (keep == Keep::until_accept) {
-    draft_rows_ = rows;
-    draft_tokens_.assign(tokens.begin(), tokens.end());
-  }
 }
 
 size_t HostState::recurrent_offset(uint32_t layer) const {
@@ -231,7 +213,7 @@ Result<void> HostState::make_own(BlockRef& block) {
 }
 
 Result<void> HostState::begin_rows(uint32_t position, uint32_t rows, bool provisional) {
-  LILY_CHECK(rows > 0 && position + rows <= max_tokens_);
+  LILY_CHECK(rows > 0 && position + rows <= progress_.max_tokens);
   const uint32_t first = position / kBlockTokens;
   const uint32_t end = blocks_for(position + rows);
   if (blocks_.size() < end) {

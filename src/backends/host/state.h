@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backends/host/state_progress.h"
 #include "base/aligned.h"
 #include "sampling/sampler.h"
 
@@ -159,7 +160,7 @@ class HostState final : public SequenceState {
   static Result<std::unique_ptr<HostState>> create(const StateLayout& layout, uint32_t max_tokens);
   ~HostState() override;  // waits for submitted passes
 
-  uint32_t length() const override { return length_; }
+  uint32_t length() const override { return progress_.length; }
   // Fails while provisional rows wait for accept(), and after a failed pass.
   Result<std::unique_ptr<Checkpoint>> save() override;
   // Makes any state of the same backend what it was at the checkpoint, a failed one too.
@@ -192,11 +193,11 @@ class HostState final : public SequenceState {
   const std::shared_ptr<PassGate>& gate() const { return gate_; }
   bool failed() const { return gate_->failed; }
   const StateLayout& layout() const { return layout_; }
-  uint32_t max_tokens() const { return max_tokens_; }
-  bool provisional() const { return draft_rows_ != 0; }
-  bool samples() const { return samples_; }  // the last submitted pass samples a token for this state
+  const StateProgress& progress() const { return progress_; }
   // Notes a submitted slice: `tokens` are its ids (rows of them), or empty for the sampled token.
-  void submitted(std::span<const int32_t> tokens, Keep keep, bool samples);
+  void submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
+    progress_.submitted(tokens, keep, samples);
+  }
 
  private:
   HostState(const StateLayout& layout, uint32_t max_tokens);
@@ -205,13 +206,9 @@ class HostState final : public SequenceState {
   Result<void> make_own(BlockRef& block);
 
   StateLayout layout_;
-  uint32_t max_tokens_;
   std::shared_ptr<PassGate> gate_ = std::make_shared<PassGate>();
   // The caller's side.
-  uint32_t length_ = 0;
-  uint32_t draft_rows_ = 0;  // of an unsettled Keep::until_accept pass; they are part of length_
-  std::vector<int32_t> draft_tokens_;
-  bool samples_ = false;
+  StateProgress progress_;
   // The running side.
   MemoryCharge charge_;  // of the arrays
   RecurrentArrays recurrent_;

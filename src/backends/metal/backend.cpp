@@ -212,11 +212,7 @@ std::optional<host::StateFacts> MetalBackend::Impl::facts_of(const SequenceState
   if (state == nullptr || &state->context() != context.get()) {
     return std::nullopt;
   }
-  return host::StateFacts{.failed = state->flags()->failed,
-                          .provisional = state->provisional(),
-                          .samples = state->samples(),
-                          .length = state->length(),
-                          .max_tokens = state->max_tokens()};
+  return state->facts();
 }
 
 Result<Ticket> MetalBackend::submit(const Pass& pass) {

@@ -85,8 +85,7 @@ uint64_t MetalCheckpoint::bytes() const {
 
 Result<void> MetalCheckpoint::write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const {
   static_assert(kRowUnit % kPageTokens == 0);
-  LILY_CHECK(begin % kRowUnit == 0 && begin <= end && end <= length_ &&
-             (end % kRowUnit == 0 || end == length_));
+  host::check_row_range(begin, end, length_);
   std::vector<std::byte> copy(context_->pages->page_bytes());
   for (uint32_t page = begin / kPageTokens; page < StateContext::pages_for(end); ++page) {
     PagePool::Page held;
@@ -124,16 +123,13 @@ Result<std::unique_ptr<MetalCheckpoint>> MetalCheckpoint::read(const std::shared
   const uint64_t page_bytes = StateContext::page_bytes(shape);
   const uint32_t pages = StateContext::pages_for(form.length);
   auto checkpoint = std::make_unique<MetalCheckpoint>(context, form.length);
-  const auto* base = dynamic_cast<const MetalCheckpoint*>(form.base);
-  if (form.shared > 0 && (base == nullptr || base->context_ != context)) {
-    return fail(ErrorKind::invalid_input, "the checkpoint to share rows with is of another backend");
-  }
   // Of the pages to share, those that lie in the host's memory yet are copied.
   const uint32_t shared = form.shared / kPageTokens;
   uint32_t held = 0;
   std::shared_ptr<const Stored> stored_of_base;
   if (shared > 0) {
-    LILY_CHECK(form.shared % kRowUnit == 0 && form.shared <= std::min(form.length, base->length_));
+    const auto* base = dynamic_cast<const MetalCheckpoint*>(form.base);
+    LILY_TRY_VOID(host::check_base(base != nullptr && base->context_ == context ? base : nullptr, form));
     const std::lock_guard lock(context->mutex);
     stored_of_base = base->stored_;
     const std::vector<PagePool::Page>& of = base->held_.pages;
@@ -179,9 +175,8 @@ Result<void> MetalCheckpoint::place() const {
 
 // ---- States ---------------------------------------------------------------------------------------------
 MetalState::MetalState(std::shared_ptr<StateContext> context, uint32_t max_tokens)
-    : context_(std::move(context)), max_tokens_(max_tokens) {
+    : context_(std::move(context)), progress_(max_tokens) {
   pages_.reserve(StateContext::pages_for(max_tokens));
-  draft_tokens_.reserve(Limits::kMaxDraft);
 }
 MetalState::~MetalState() { wait(); }
 
@@ -212,7 +207,9 @@ View MetalState::counts() const {
   const Shape& shape = context_->plan.shape;
   return View(side_.get()).part(StateContext::counts_offset(shape), uint64_t{shape.vocab} * sizeof(uint32_t));
 }
-View MetalState::kept(uint32_t row) const { return row + 1 < draft_rows_ ? View(kept_[row].get()) : View(); }
+View MetalState::kept(uint32_t row) const {
+  return row + 1 < progress_.draft_rows ? View(kept_[row].get()) : View();
+}
 void MetalState::page_numbers(uint32_t tokens, uint32_t* to) const {
   for (uint32_t i = 0; i < StateContext::pages_for(tokens); ++i) {
     to[i] = *pages_[i];
@@ -221,7 +218,7 @@ void MetalState::page_numbers(uint32_t tokens, uint32_t* to) const {
 
 // A page that is shared was reached by save() or resume(), which waited: no pass writes to it.
 Result<void> MetalState::begin_rows(uint32_t position, uint32_t rows, bool provisional) {
-  LILY_CHECK(rows > 0 && position + rows <= max_tokens_);
+  LILY_CHECK(rows > 0 && position + rows <= progress_.max_tokens);
   context_->take_back();  // and what checkpoints held that are gone is shared no more
   PagePool& pool = *context_->pages;
   const uint32_t end = StateContext::pages_for(position + rows);
@@ -247,43 +244,31 @@ Result<void> MetalState::begin_rows(uint32_t position, uint32_t rows, bool provi
   return {};
 }
 
-void MetalState::submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
-  const auto rows = static_cast<uint32_t>(std::max<size_t>(tokens.size(), 1));
-  length_ += rows;
-  samples_ = samples;
-  if (keep == Keep::until_accept) {
-    draft_rows_ = rows;
-    draft_tokens_.assign(tokens.begin(), tokens.end());
-  }
-}
-
 Result<std::unique_ptr<Checkpoint>> MetalState::save() {
   wait();
-  LILY_TRY_VOID(host::check_save(flags_->failed, draft_rows_));
-  auto checkpoint = std::make_unique<MetalCheckpoint>(context_, length_);
+  LILY_TRY_VOID(host::check_save(flags_->failed, progress_.draft_rows));
+  auto checkpoint = std::make_unique<MetalCheckpoint>(context_, progress_.length);
   Remains& held = checkpoint->held_;
   LILY_TRY(held.recurrent,
            StateBuffer::allocate(context_, recurrent_.get()->size(), "recurrent states of a checkpoint"));
   LILY_TRY(held.side, StateBuffer::allocate(context_, side_.get()->size(), "token counts of a checkpoint"));
   held.recurrent.copy_from(recurrent_);
   held.side.copy_from(side_);
-  held.pages.assign(pages_.begin(), pages_.begin() + StateContext::pages_for(length_));
-  checkpoint->samples_ = samples_;
+  held.pages.assign(pages_.begin(), pages_.begin() + StateContext::pages_for(progress_.length));
+  checkpoint->samples_ = progress_.samples;
   return std::unique_ptr<Checkpoint>(std::move(checkpoint));
 }
 
 Result<void> MetalState::resume(const Checkpoint& checkpoint) {
   wait();
   const auto* from = dynamic_cast<const MetalCheckpoint*>(&checkpoint);
-  LILY_TRY_VOID(
-      host::check_resume(from != nullptr && from->context_ == context_ ? from : nullptr, max_tokens_));
+  LILY_TRY_VOID(host::check_resume(from != nullptr && from->context_ == context_ ? from : nullptr,
+                                   progress_.max_tokens));
   LILY_TRY_VOID(from->place());
   recurrent_.copy_from(from->held_.recurrent);
   side_.copy_from(from->held_.side);
   pages_ = from->held_.pages;
-  length_ = from->length_;
-  samples_ = from->samples_;
-  draft_rows_ = 0;
+  progress_.resumed(from->length_, from->samples_);
   flags_->failed = false;
   ++flags_->resumed;
   return {};
@@ -291,21 +276,19 @@ Result<void> MetalState::resume(const Checkpoint& checkpoint) {
 
 Result<void> MetalState::accept(uint32_t rows) {
   wait();
-  LILY_TRY_VOID(host::check_accept(flags_->failed, draft_rows_, rows));
-  if (rows < draft_rows_) {
+  LILY_TRY_VOID(host::check_accept(flags_->failed, progress_.draft_rows, rows));
+  if (rows < progress_.draft_rows) {
     recurrent_.copy_from(kept_[rows - 1]);
     auto* count_of = counts().as<uint32_t>();
-    for (uint32_t i = rows; i < draft_rows_; ++i) {
-      --count_of[draft_tokens_[i]];
+    for (uint32_t i = rows; i < progress_.draft_rows; ++i) {
+      --count_of[progress_.draft_tokens[i]];
     }
-    if (samples_) {
+    if (progress_.samples) {
       --count_of[*sampled().as<int32_t>()];
     }
-    samples_ = false;
-    length_ -= draft_rows_ - rows;
-    pages_.resize(StateContext::pages_for(length_));
   }
-  draft_rows_ = 0;
+  progress_.accepted(rows);
+  pages_.resize(StateContext::pages_for(progress_.length));
   return {};
 }
 
@@ -316,11 +299,7 @@ Result<void> MetalState::begin_answer(std::span<const int32_t> prompt) {
   const View counted = counts();
   std::memset(bits.as<std::byte>(), 0, bits.bytes);
   std::memset(counted.as<std::byte>(), 0, counted.bytes);
-  for (const int32_t token : prompt) {
-    if (token >= 0 && static_cast<uint32_t>(token) < vocab) {
-      bits.as<uint32_t>()[static_cast<size_t>(token) / 32] |= 1U << (token % 32);
-    }
-  }
+  host::mark_tokens(prompt, vocab, bits.as<uint32_t>());
   return {};
 }
 

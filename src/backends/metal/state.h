@@ -12,6 +12,7 @@
 
 #include "backend/backend.h"
 #include "backends/host/pass_rows.h"
+#include "backends/host/state_progress.h"
 #include "backends/metal/model.h"
 #include "backends/metal/pages.h"
 
@@ -119,7 +120,7 @@ class MetalState final : public SequenceState {
                                                     uint32_t max_tokens);
   ~MetalState() override;  // waits for submitted passes
 
-  uint32_t length() const override { return length_; }
+  uint32_t length() const override { return progress_.length; }
   Result<std::unique_ptr<Checkpoint>> save() override;
   Result<void> resume(const Checkpoint& checkpoint) override;
   Result<void> accept(uint32_t rows) override;
@@ -128,14 +129,14 @@ class MetalState final : public SequenceState {
   // For whoever submits passes.
   const StateContext& context() const { return *context_; }
   const std::shared_ptr<StateFlags>& flags() const { return flags_; }
-  uint32_t max_tokens() const { return max_tokens_; }
-  bool provisional() const { return draft_rows_ != 0; }
-  bool samples() const { return samples_; }
+  host::StateFacts facts() const { return progress_.facts(flags_->failed); }
   // Pages for rows [position, position + rows) that are this state's own, and for a provisional pass the
   // buffers that keep the recurrent states after each row but the last.
   Result<void> begin_rows(uint32_t position, uint32_t rows, bool provisional);
   // Notes a submitted slice. Drafted tokens but the first count as the answer's: the pass has to count them.
-  void submitted(std::span<const int32_t> tokens, Keep keep, bool samples);
+  void submitted(std::span<const int32_t> tokens, Keep keep, bool samples) {
+    progress_.submitted(tokens, keep, samples);
+  }
   // Numbers of the pages of the first `tokens` tokens.
   void page_numbers(uint32_t tokens, uint32_t* to) const;
   View recurrent() const { return recurrent_.get(); }
@@ -150,12 +151,8 @@ class MetalState final : public SequenceState {
   void wait() const;
 
   std::shared_ptr<StateContext> context_;
-  uint32_t max_tokens_;
   std::shared_ptr<StateFlags> flags_ = std::make_shared<StateFlags>();
-  uint32_t length_ = 0;
-  uint32_t draft_rows_ = 0;
-  std::vector<int32_t> draft_tokens_;
-  bool samples_ = false;
+  host::StateProgress progress_;
   StateBuffer recurrent_, side_;
   std::vector<PagePool::Page> pages_;
   std::vector<StateBuffer> kept_;
