@@ -285,17 +285,27 @@ json::object json_of(const ConversationTurn& turn) {
   if (turn.cold > 0) {
     row["cold_s"] = turn.cold;
   }
+  if (turn.disk.seconds > 0) {
+    row["disk"] = {
+        {"least", turn.disk.least}, {"reread", turn.disk.reread}, {"first_token_s", turn.disk.seconds}};
+  }
   return row;
 }
 
+uint32_t above(uint32_t reread, uint32_t least) { return reread - std::min(reread, least); }
+
 void print_turn(const ConversationTurn& turn) {
   if (turn.turn == 1) {
-    fmt::print("\n{:11}{:>5}  {:7}{:>8}{:>8}{:>9}{:>13}{:>13}\n", "reasoning", "turn", "new is", "prompt",
-               "least", "re-read", "warm", "cold");
+    fmt::print("\n{:11}{:>5}  {:7}{:>8}{:>8}{:>9}{:>13}{:>13}{:>13}\n", "reasoning", "turn", "new is",
+               "prompt", "least", "re-read", "warm", "cold", "from disk");
   }
-  fmt::print("{:11}{:>5}  {:7}{:>8}{:>8}{:>9}{:>11.3f} s", to_string(turn.history), turn.turn,
-             turn.query ? "query" : "result", turn.prompt, turn.least, turn.reread, turn.warm);
-  fmt::print("{}\n", turn.cold > 0 ? fmt::format("{:>11.3f} s", turn.cold) : std::string());
+  const auto seconds = [](double value) {
+    return value > 0 ? fmt::format("{:>11.3f} s", value) : std::string(13, ' ');
+  };
+  const std::string times = seconds(turn.warm) + seconds(turn.cold) + seconds(turn.disk.seconds);
+  fmt::print("{:11}{:>5}  {:7}{:>8}{:>8}{:>9}{}\n", to_string(turn.history), turn.turn,
+             turn.query ? "query" : "result", turn.prompt, turn.least, turn.reread,
+             times.substr(0, times.find_last_not_of(' ') + 1));
   std::fflush(stdout);
 }
 
@@ -330,7 +340,8 @@ Result<void> run_conversation(const Options& options) {
   std::unique_ptr<Backend> backend = std::move(loaded.backend);
   LILY_TRY_VOID(replay_conversations(std::move(backend), loaded.plan, *tokenizer, options.replay,
                                      cancel.flag(), [&](const ConversationTurn& turn) {
-                                       most = std::max(most, turn.reread - std::min(turn.reread, turn.least));
+                                       most = std::max({most, above(turn.reread, turn.least),
+                                                        above(turn.disk.reread, turn.disk.least)});
                                        if (options.json) {
                                          turns.push_back(json_of(turn));
                                        } else {
@@ -437,7 +448,14 @@ void add_bench(CommandLine& line) {
       ->needs(conversation);
   command
       ->add_option("--cold-every", options->replay.cold_every,
-                   "of --conversation: every so many turns the prompt is read from its start too; 0 = never")
+                   "of --conversation: every so many turns the prompt is read from its start too, and with "
+                   "--cache-dir after a restart; 0 = never")
+      ->needs(conversation);
+  command
+      ->add_option("--cache-dir", options->replay.cache_folder,
+                   "of --conversation: keep conversations on disk too, in a new folder in this one that is "
+                   "removed afterwards, and say how long the first token takes from there")
+      ->check(CLI::ExistingDirectory)
       ->needs(conversation);
   command->add_flag("--json", options->json, "one JSON object instead of the table");
   command->callback([&line, options] { line.chosen = [options] { return run(*options); }; });

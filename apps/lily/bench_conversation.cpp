@@ -1,5 +1,8 @@
 #include "apps/lily/bench_conversation.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <future>
@@ -13,6 +16,8 @@
 
 namespace lily::app {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr uint32_t kTurnsOfQuery = 6;  // a question, five results of tools
 constexpr uint32_t kSystemShare = 6;   // of the length: one part in so many is the system turn
@@ -56,10 +61,45 @@ struct Asked {
   double seconds = 0;  // from its submission to its first and only token
 };
 
+// A new folder in another one, removed with all that is in it at the end.
+class ScratchFolder {
+ public:
+  static Result<std::unique_ptr<ScratchFolder>> make(const fs::path& parent) {
+    std::string name = (parent / "lily-bench-XXXXXX").string();
+    if (::mkdtemp(name.data()) == nullptr) return fail_errno("cannot make a folder in", parent.string());
+    return std::make_unique<ScratchFolder>(name);
+  }
+  explicit ScratchFolder(fs::path path) : path_(std::move(path)) {}
+  ~ScratchFolder() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  ScratchFolder(const ScratchFolder&) = delete;
+  ScratchFolder& operator=(const ScratchFolder&) = delete;
+  const fs::path& path() const { return path_; }
+
+  // Makes the system let go of what it has of the files in memory, where it can be told to.
+  void forget() const {
+#if defined(POSIX_FADV_DONTNEED)
+    for (const auto& entry : fs::recursive_directory_iterator(path_)) {
+      const int file = entry.is_regular_file() ? ::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC) : -1;
+      if (file < 0) continue;
+      ::posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+      ::close(file);
+    }
+#endif
+  }
+
+ private:
+  fs::path path_;
+};
+
 class Replay {
  public:
-  Replay(std::unique_ptr<Engine> engine, const Tokenizer& tokenizer, const ConversationOptions& options)
-      : engine_(std::move(engine)),
+  Replay(std::shared_ptr<Backend> backend, const Plan& plan, const Tokenizer& tokenizer,
+         const ConversationOptions& options)
+      : backend_(std::move(backend)),
+        plan_(plan),
         tokenizer_(tokenizer),
         options_(options),
         tools_(*parse_json(tools_json())) {
@@ -70,20 +110,67 @@ class Replay {
 
   Result<void> run(History history, const std::atomic<bool>& cancel,
                    FunctionRef<void(const ConversationTurn&)> sink) {
-    history_ = history;
-    messages_.clear();
-    read_.clear();
-    messages_.push_back(text_message(
-        "system", fmt::format("Conversation {}. ", to_string(history)) + words(system_tokens())));
+    std::vector<ConversationTurn::FromDisk> from_disk(options_.turns);
+    if (!options_.cache_folder.empty() && options_.cold_every > 0) {
+      LILY_TRY_VOID(run_from_disk(history, cancel, from_disk));
+    }
+    LILY_TRY_VOID(begin(history, nullptr));
     for (uint32_t turn = 0; turn < options_.turns; ++turn) {
-      if (cancel) return fail(ErrorKind::cancelled, "interrupted");
-      LILY_TRY(const ConversationTurn figures, take(turn));
+      if (cancel) return interrupted();
+      LILY_TRY(ConversationTurn figures, take(turn));
+      if (measured(turn)) {
+        LILY_TRY(figures.cold, ask_cold());
+      }
+      figures.disk = from_disk[turn];
       sink(figures);
     }
     return {};
   }
 
  private:
+  static Result<void> interrupted() { return fail(ErrorKind::cancelled, "interrupted"); }
+  bool measured(uint32_t turn) const {
+    return options_.cold_every > 0 && (turn + 1) % options_.cold_every == 0;
+  }
+
+  // Whatever is kept stays: what is measured is what must be read, not what had no room.
+  Result<void> start_engine(const ScratchFolder* folder) {
+    constexpr uint64_t kNoLimit = uint64_t{1} << 42U;
+    engine_.reset();  // writes what is yet to be written
+    EngineOptions keeping{.cache_bytes = kNoLimit};
+    if (folder != nullptr) {
+      folder->forget();
+      keeping.disk = DiskOptions{.folder = folder->path(), .max_bytes = kNoLimit, .model = {}};
+    }
+    LILY_TRY(engine_, Engine::create(backend_, plan_, tokenizer_, keeping));
+    return {};
+  }
+
+  Result<void> begin(History history, const ScratchFolder* folder) {
+    LILY_TRY_VOID(start_engine(folder));
+    history_ = history;
+    messages_.clear();
+    read_.clear();
+    const char* where = folder == nullptr ? "" : " from disk";
+    messages_.push_back(text_message(
+        "system", fmt::format("Conversation {}{}. ", to_string(history), where) + words(system_tokens())));
+    return {};
+  }
+
+  Result<void> run_from_disk(History history, const std::atomic<bool>& cancel,
+                             std::vector<ConversationTurn::FromDisk>& turns) {
+    LILY_TRY(const std::unique_ptr<ScratchFolder> folder, ScratchFolder::make(options_.cache_folder));
+    LILY_TRY_VOID(begin(history, folder.get()));
+    for (uint32_t turn = 0; turn < options_.turns; ++turn) {
+      if (cancel) return interrupted();
+      if (measured(turn)) LILY_TRY_VOID(start_engine(folder.get()));
+      LILY_TRY(const ConversationTurn figures, take(turn));
+      if (measured(turn)) turns[turn] = {figures.least, figures.reread, figures.warm};
+    }
+    engine_.reset();  // before its folder goes
+    return {};
+  }
+
   std::string words(double tokens) {
     return source_.take(std::max(1U, static_cast<uint32_t>(tokens * words_per_token_)));
   }
@@ -103,9 +190,6 @@ class Replay {
     figures.reread = figures.prompt - warm.usage.cached_tokens;
     figures.warm = warm.seconds;
     LILY_TRY_VOID(answer(prompt, (turn + 1) % kTurnsOfQuery != 0));
-    if (options_.cold_every > 0 && (turn + 1) % options_.cold_every == 0) {
-      LILY_TRY(figures.cold, ask_cold());
-    }
     return figures;
   }
 
@@ -190,6 +274,8 @@ class Replay {
     return {};
   }
 
+  const std::shared_ptr<Backend> backend_;
+  const Plan plan_;
   std::unique_ptr<Engine> engine_;
   const Tokenizer& tokenizer_;
   const ConversationOptions options_;
@@ -217,14 +303,11 @@ std::string_view to_string(History history) {
   return "unknown";
 }
 
-Result<void> replay_conversations(std::unique_ptr<Backend> backend, const Plan& plan,
+Result<void> replay_conversations(std::shared_ptr<Backend> backend, const Plan& plan,
                                   const Tokenizer& tokenizer, const ConversationOptions& options,
                                   const std::atomic<bool>& cancel,
                                   FunctionRef<void(const ConversationTurn&)> sink) {
-  // Whatever is kept stays: what is measured is what must be read, not what had no room.
-  const EngineOptions keeping{.cache_bytes = uint64_t{1} << 50U};
-  LILY_TRY(std::unique_ptr<Engine> engine, Engine::create(std::move(backend), plan, tokenizer, keeping));
-  Replay replay(std::move(engine), tokenizer, options);
+  Replay replay(std::move(backend), plan, tokenizer, options);
   for (const History history : {History::preserved, History::returned, History::dropped}) {
     LILY_TRY_VOID(replay.run(history, cancel, sink));
   }

@@ -12,6 +12,7 @@
 #include "apps/lily/progress.h"
 #include "apps/lily/say.h"
 #include "base/log.h"
+#include "base/size_text.h"
 
 #if defined(__APPLE__)
 #include <mach-o/dyld.h>
@@ -101,18 +102,15 @@ uint64_t physical_memory() {
 }
 
 Result<void> check_memory(const MemoryNeed& need, const Plan& plan, uint64_t have) {
-  log_info(
-      "memory: {:.2f} GB of the file, {:.2f} GB repacked, {:.2f} GB workspace, {} x {:.3f} GB for up to {} "
-      "tokens each",
-      gigabytes(need.mapped), gigabytes(need.weights), gigabytes(need.workspace), plan.sequences,
-      gigabytes(need.per_sequence), plan.context);
+  log_info("memory: {} of the file, {} repacked, {} workspace, {} x {} for up to {} tokens each",
+           size_text(need.mapped), size_text(need.weights), size_text(need.workspace), plan.sequences,
+           size_text(need.per_sequence), plan.context);
   if (need.total(plan.sequences) > have) {
     return fail(ErrorKind::out_of_memory,
-                "the model needs {:.2f} GB ({:.2f} GB weights, {:.2f} GB workspace, {} sequences of {:.3f} "
-                "GB) and the "
-                "device has {:.2f} GB: lower --ctx (now {}) or --parallel (now {})",
-                gigabytes(need.total(plan.sequences)), gigabytes(need.mapped + need.weights),
-                gigabytes(need.workspace), plan.sequences, gigabytes(need.per_sequence), gigabytes(have),
+                "the model needs {} ({} weights, {} workspace, {} sequences of {}) and the device has {}: lower "
+                "--ctx (now {}) or --parallel (now {})",
+                size_text(need.total(plan.sequences)), size_text(need.mapped + need.weights),
+                size_text(need.workspace), plan.sequences, size_text(need.per_sequence), size_text(have),
                 plan.context, plan.sequences);
   }
   return {};
@@ -213,8 +211,8 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
   LILY_TRY(auto backend, make_backend(options.device, backend_options));
   LILY_TRY(const MemoryNeed need, load_backend(*backend, *file, plan, folder.filename().string()));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  log_info("{}: {} layers of '{}', {:.2f} GB, on {} in {:.2f} s", folder.string(), file->shape().layers,
-           file->shape().name, gigabytes(file->bound_bytes()), backend->device().description, seconds);
+  log_info("{}: {} layers of '{}', {}, on {} in {:.2f} s", folder.string(), file->shape().layers,
+           file->shape().name, size_text(file->bound_bytes()), backend->device().description, seconds);
   return LoadedModel{std::move(folder),
                      std::move(file),
                      std::move(tokenizer),

@@ -16,6 +16,7 @@
 #include "apps/lily/model_source.h"
 #include "apps/lily/say.h"
 #include "base/log.h"
+#include "base/size_text.h"
 #include "engine/engine.h"
 #include "server/server.h"
 #include "weights/fingerprint.h"
@@ -144,14 +145,15 @@ Result<Served> load(const ServeOptions& options) {
   LILY_TRY(LoadedModel model, load_model(options.model, options.device, true));
   EngineOptions engine_options = options.engine;
   engine_options.cache_bytes = options.cache_mib ? *options.cache_mib << 20U : default_cache_bytes(model);
-  log_info("conversations: {:.2f} GB for those that run and those that are kept",
-           gigabytes(engine_options.cache_bytes));
-  if (const uint64_t one = model.need.per_sequence;
-      engine_options.cache_bytes > 0 && engine_options.cache_bytes < one + one / 16) {
+  log_info("conversations: {} for those that run and those that are kept",
+           size_text(engine_options.cache_bytes));
+  // It runs, and its recurrent states are kept once more.
+  const uint64_t one = model.need.per_sequence + model.plan.recurrent_bytes();
+  if (engine_options.cache_bytes > 0 && engine_options.cache_bytes < one + one / 16) {
     log_warn(
-        "--cache-ram: {:.2f} GB do not hold a conversation of the whole context, {:.2f} GB: one that has "
-        "no room is read anew each time",
-        gigabytes(engine_options.cache_bytes), gigabytes(one));
+        "--cache-ram: {} do not hold a conversation of the whole context with what is kept of it, {}: one that "
+        "has no room is read anew each time",
+        size_text(engine_options.cache_bytes), size_text(one));
   }
   if (!options.cache_folder.empty()) {
     engine_options.disk = DiskOptions{.folder = options.cache_folder,

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "base/log.h"
+#include "base/size_text.h"
 
 namespace lily {
 namespace {
@@ -208,8 +209,8 @@ void DiskStore::take_in(Found& found) {
     ++found.unfinished;
   }
   remove_files(index_.make_room());
-  log_info("{}: {} checkpoints, {:.2f} of {:.2f} GB{}", folder_.string(), index_.size(),
-           static_cast<double>(index_.bytes()) / 1e9, static_cast<double>(index_.max_bytes()) / 1e9,
+  log_info("{}: {} checkpoints, {} of {}{}", folder_.string(), index_.size(), size_text(index_.bytes()),
+           size_text(index_.max_bytes()),
            found.unfinished > 0 ? "; removed what a crash had left" : "");
 }
 

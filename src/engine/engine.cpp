@@ -47,7 +47,7 @@ class JobHandle final : public Job {
   ~JobHandle() override { JobHandle::cancel(); }
   JobHandle(const JobHandle&) = delete;
   JobHandle& operator=(const JobHandle&) = delete;
-  void cancel() override { mailbox_->cancel(*record_); }
+  bool cancel() override { return mailbox_->cancel(*record_); }
 
  private:
   std::shared_ptr<Mailbox> mailbox_;
@@ -56,7 +56,7 @@ class JobHandle final : public Job {
 
 class EngineImpl final : public Engine {
  public:
-  EngineImpl(std::unique_ptr<Backend> backend, const Plan& plan, uint32_t queue)
+  EngineImpl(std::shared_ptr<Backend> backend, const Plan& plan, uint32_t queue)
       : backend_(std::move(backend)),
         plan_(plan),
         mailbox_(std::make_shared<Mailbox>(plan.sequences + queue)) {}
@@ -99,7 +99,7 @@ class EngineImpl final : public Engine {
 
  private:
   // Destroyed in reverse: the thread has ended before the states go, and they before the backend.
-  std::unique_ptr<Backend> backend_;
+  std::shared_ptr<Backend> backend_;
   const Plan plan_;
   std::shared_ptr<Mailbox> mailbox_;
   std::unique_ptr<Runner> runner_;
@@ -118,7 +118,7 @@ std::string_view to_string(PromptReuse::Why why) {
   return kNames[static_cast<size_t>(why)];
 }
 
-Result<std::unique_ptr<Engine>> Engine::create(std::unique_ptr<Backend> backend, const Plan& plan,
+Result<std::unique_ptr<Engine>> Engine::create(std::shared_ptr<Backend> backend, const Plan& plan,
                                                const Tokenizer& tokenizer, const EngineOptions& options) {
   if (options.queue > Limits::kMaxQueue) {
     return fail(ErrorKind::invalid_input, "queue: expected at most {} waiting requests, found {}",

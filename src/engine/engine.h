@@ -156,7 +156,8 @@ using EventSink = std::function<void(Event)>;
 class Job {
  public:
   virtual ~Job() = default;
-  virtual void cancel() = 0;
+  // True: it counts as cancelled. False: it had ended before, and its last event was delivered or is just being.
+  virtual bool cancel() = 0;
 };
 
 // Where checkpoints are kept beyond memory.
@@ -213,7 +214,8 @@ struct SequenceMetrics {
 struct EngineMetrics {
   uint32_t running = 0;
   uint32_t waiting = 0;
-  uint64_t jobs_finished = 0, jobs_failed = 0, jobs_cancelled = 0;
+  uint64_t jobs_finished = 0, jobs_failed = 0;
+  uint64_t jobs_cancelled = 0;  // by their owners, or by the end of the engine
   uint64_t prompt_tokens = 0, completion_tokens = 0;  // computed, of all jobs
   uint64_t thinking_closed = 0;                       // jobs that close_thinking made go on
   uint64_t passes = 0, bytes_read = 0;                // of the device
@@ -224,8 +226,8 @@ struct EngineMetrics {
 
 class Engine {
  public:
-  // Takes a loaded backend. `tokenizer` must outlive the engine.
-  static Result<std::unique_ptr<Engine>> create(std::unique_ptr<Backend> backend, const Plan& plan,
+  // Takes a loaded backend, which no other engine may use meanwhile. `tokenizer` must outlive the engine.
+  static Result<std::unique_ptr<Engine>> create(std::shared_ptr<Backend> backend, const Plan& plan,
                                                 const Tokenizer& tokenizer, const EngineOptions& options);
   // Ends what runs or waits (Failed, ErrorKind::cancelled) and joins the device thread.
   virtual ~Engine() = default;

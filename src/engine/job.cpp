@@ -4,8 +4,9 @@
 
 namespace lily {
 
-bool JobRecord::send(Event event) {
-  if (cancelled_) return false;
+bool JobRecord::send(Event event) { return !cancelled() && deliver(std::move(event)); }
+
+bool JobRecord::deliver(Event event) {
   try {
     sink_(std::move(event));
     return true;
@@ -14,13 +15,14 @@ bool JobRecord::send(Event event) {
   } catch (...) {
     log_error("an event sink failed, its job is cancelled");
   }
-  cancelled_ = true;
+  marks_ |= kCancelled;
   return false;
 }
 
 void JobRecord::end(Event last) {
-  ended_ = true;  // first: who hears of the end lets go of the job, and that must not cancel it any more
-  end_was_heard_ = send(std::move(last));
+  // First: who hears of the end lets go of the job, and that must not cancel it any more.
+  const bool cancelled = (marks_.fetch_or(kEnded) & kCancelled) != 0;
+  end_was_heard_ = !cancelled && deliver(std::move(last));
   sink_ = nullptr;
 }
 

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 
 #include "engine/engine.h"
 
@@ -27,23 +28,29 @@ class JobRecord {
   // False: nobody heard it.
   bool send(Event event);
   void end(Event last);  // the last event: drops the sink
-  // After end(), on the device thread: whether the owner heard of it. That may be cancelled() already: the
-  // owner drops a job as soon as it has heard of its end.
+  // After end(), on the device thread: whether the owner heard of it.
   bool end_was_heard() const { return end_was_heard_; }
 
   // Any thread.
-  bool cancelled() const { return cancelled_; }
-  bool ended() const { return ended_; }
-  bool wanted() const { return !cancelled_ && !ended_; }
-  void cancel() { cancelled_ = true; }
+  bool cancelled() const { return (marks_ & kCancelled) != 0; }
+  bool ended() const { return (marks_ & kEnded) != 0; }
+  bool wanted() const { return marks_ == 0; }
+  // False: it has ended or was cancelled already. Of cancel() and end() one comes first, and both know which.
+  bool cancel() {
+    uint8_t none = 0;
+    return marks_.compare_exchange_strong(none, kCancelled);
+  }
   // For a job that the device thread never sees.
   EventSink take_sink() { return std::move(sink_); }
 
  private:
+  static constexpr uint8_t kCancelled = 1;  // by its owner: no event any more
+  static constexpr uint8_t kEnded = 2;      // the last event was sent, or dropped because of kCancelled
+  bool deliver(Event event);
+
   EventSink sink_;
   bool end_was_heard_ = false;
-  std::atomic<bool> cancelled_{false};  // by its owner: no event any more
-  std::atomic<bool> ended_{false};      // the last event was sent, or dropped because of cancelled_
+  std::atomic<uint8_t> marks_{0};
 };
 
 }  // namespace lily

@@ -17,13 +17,36 @@ constexpr size_t kMostContinuations = 16;
 
 }  // namespace
 
-Keeper::Keeper(Backend& backend, const EngineOptions& options, std::unique_ptr<Checkpoint> empty,
-               std::unique_ptr<DiskStore> disk)
+Keeper::Keeper(Backend& backend, const Plan& plan, const EngineOptions& options)
     : backend_(backend),
+      context_(plan.context),
       budget_(options.cache_bytes - options.cache_bytes / kIdsShare),
-      empty_(std::move(empty)),
-      cache_(std::max(options.cache_bytes / kIdsShare / sizeof(int32_t), kFewestIds)),
-      disk_(std::move(disk)) {}
+      cache_(std::max(options.cache_bytes / kIdsShare / sizeof(int32_t), kFewestIds)) {}
+
+Result<std::unique_ptr<Keeper>> Keeper::create(Backend& backend, const Plan& plan,
+                                               const EngineOptions& options) {
+  std::unique_ptr<Keeper> keeper(new Keeper(backend, plan, options));
+  LILY_TRY(auto state, backend.new_state(plan.context));
+  LILY_TRY(keeper->empty_, state->save());
+  keeper->idle_.push_back(std::move(state));
+  if (options.disk && options.cache_bytes > 0) {
+    LILY_TRY(keeper->disk_, DiskStore::open(*options.disk, backend));
+  }
+  return keeper;
+}
+
+Result<std::unique_ptr<SequenceState>> Keeper::fresh_state() {
+  if (idle_.empty()) return backend_.new_state(context_);
+  std::unique_ptr<SequenceState> state = std::move(idle_.back());
+  idle_.pop_back();
+  return state;
+}
+
+Result<void> Keeper::give_back(std::unique_ptr<SequenceState> state) {
+  LILY_TRY_VOID(state->resume(*empty_));
+  idle_.push_back(std::move(state));
+  return {};
+}
 
 size_t Keeper::known(std::span<const int32_t> prompt) const {
   const size_t on_disk = disk_ ? disk_->look(prompt).known : 0;
@@ -69,7 +92,7 @@ Result<PromptReuse> Keeper::begin(SequenceState& state, const GenerationRequest&
     if (Result<void> resumed = state.resume(*match.kept); !resumed) {
       log_warn("a checkpoint of {} tokens could not be resumed, the prompt is read from its start: {}",
                match.length, resumed.error().text());
-      LILY_TRY_VOID(clear(state));
+      LILY_TRY_VOID(state.resume(*empty_));
       reuse.cached = 0;
       reuse.result = PromptReuse::Result::miss;
       reuse.why = PromptReuse::Why::failed;
@@ -188,8 +211,13 @@ void Keeper::computed(uint64_t tokens) {
   make_room();
 }
 
+// An empty state is made anew in a moment: it goes before anything that was read.
 void Keeper::make_room() {
-  while (backend_.state_bytes() > budget_) {
+  while (enabled() && backend_.state_bytes() > budget_) {
+    if (!idle_.empty()) {
+      idle_.pop_back();
+      continue;
+    }
     std::shared_ptr<Checkpoint> dropped;
     {
       const std::lock_guard lock(mutex_);

@@ -24,14 +24,20 @@ class Keeper final : public TokenMemory {
   // So few tokens are sooner read again than kept: a prompt of which all but these are spared is a hit.
   static constexpr uint32_t kNear = 64;
 
-  // `backend` must outlive it; `empty` is what every state starts from; `disk` may be null.
-  Keeper(Backend& backend, const EngineOptions& options, std::unique_ptr<Checkpoint> empty,
-         std::unique_ptr<DiskStore> disk = nullptr);
+  // `backend` must outlive it. Makes the first state, so that a device that cannot hold one is refused here.
+  static Result<std::unique_ptr<Keeper>> create(Backend& backend, const Plan& plan,
+                                                const EngineOptions& options);
 
   bool enabled() const { return budget_ > 0; }
   size_t known(std::span<const int32_t> prompt) const override;
   std::vector<std::vector<int32_t>> continuations(std::span<const int32_t> prefix,
                                                   int32_t end) const override;
+
+  // An empty state: one that was given back, else a new one of Plan::context tokens.
+  Result<std::unique_ptr<SequenceState>> fresh_state();
+  // Empties a state that is in no pass, so that its keys and values are given back, and holds it for the next
+  // sequence while there is room.
+  Result<void> give_back(std::unique_ptr<SequenceState> state);
 
   // Brings `state`, which is empty, to the longest kept beginning of the prompt of `request`.
   Result<PromptReuse> begin(SequenceState& state, const GenerationRequest& request);
@@ -52,9 +58,6 @@ class Keeper final : public TokenMemory {
   void keep(SequenceState& state, std::span<const int32_t> tokens);
   // Makes a prompt and its answer known at once, before a checkpoint can be taken.
   void note(std::span<const int32_t> tokens);
-  // Makes a state that is in no pass empty.
-  Result<void> clear(SequenceState& state) { return state.resume(*empty_); }
-
   // After each pass: `tokens` were computed, states have grown.
   void computed(uint64_t tokens);
   CacheMetrics metrics() const;  // without those of the disk
@@ -62,13 +65,16 @@ class Keeper final : public TokenMemory {
   std::optional<DiskMetrics> disk_metrics() const;
 
  private:
+  Keeper(Backend& backend, const Plan& plan, const EngineOptions& options);
   void make_room();
   PromptReuse judge(const PrefixCache::Match& match, const GenerationRequest& request) const;
   void count(const PromptReuse& reuse);
 
   Backend& backend_;
-  const uint64_t budget_;  // of states and checkpoints
-  std::unique_ptr<Checkpoint> empty_;
+  const uint32_t context_;
+  const uint64_t budget_;              // of states and checkpoints
+  std::unique_ptr<Checkpoint> empty_;  // what every state starts from
+  std::vector<std::unique_ptr<SequenceState>> idle_;
   mutable std::mutex mutex_;  // of cache_: held for no longer than a look into it takes
   PrefixCache cache_;
   CacheMetrics counts_;  // the totals

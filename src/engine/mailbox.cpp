@@ -19,11 +19,10 @@ Result<void> Mailbox::submit(std::shared_ptr<JobRecord> job) {
   return {};
 }
 
-void Mailbox::cancel(JobRecord& job) {
+bool Mailbox::cancel(JobRecord& job) {
   EventSink dropped;  // destroyed without the lock: what it captured may own other jobs
   const std::lock_guard lock(mutex_);
-  if (!job.wanted()) return;
-  job.cancel();
+  if (!job.cancel()) return job.cancelled();
   const auto found = std::ranges::find_if(
       waiting_, [&](const std::shared_ptr<JobRecord>& other) { return other.get() == &job; });
   if (found != waiting_.end()) {
@@ -32,11 +31,12 @@ void Mailbox::cancel(JobRecord& job) {
     metrics_.waiting = static_cast<uint32_t>(waiting_.size());
     ++metrics_.jobs_cancelled;
     idle_.notify_all();
-    return;
+    return true;
   }
   cancel_unwanted_passes();
   woken_ = true;  // it may wait for the disk, with nothing on the device
   work_.notify_one();
+  return true;
 }
 
 // A cancelled pass fails the states of all its slices, and a later pass on the same states fails with it:

@@ -32,7 +32,7 @@ class Mailbox {
 
   // For callers of the engine.
   Result<void> submit(std::shared_ptr<JobRecord> job);
-  void cancel(JobRecord& job);
+  bool cancel(JobRecord& job);  // see Job::cancel()
   EngineMetrics metrics() const;
   void refuse_new_jobs();
   // True when no job is left before `seconds` have passed.

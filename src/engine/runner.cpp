@@ -35,14 +35,7 @@ Error out_of_time(const JobRecord& job, std::string_view where) {
 Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& plan, const Tokenizer& tokenizer,
                                                Mailbox& mailbox, const EngineOptions& options) {
   std::unique_ptr<Runner> runner(new Runner(backend, plan, tokenizer, mailbox));
-  LILY_TRY(auto state, guarded([&] { return backend.new_state(plan.context); }));
-  LILY_TRY(auto empty, guarded([&] { return state->save(); }));
-  std::unique_ptr<DiskStore> disk;
-  if (options.disk && options.cache_bytes > 0) {
-    LILY_TRY(disk, DiskStore::open(*options.disk, backend));
-  }
-  runner->keeper_ = std::make_unique<Keeper>(backend, options, std::move(empty), std::move(disk));
-  runner->idle_states_.push_back(std::move(state));
+  LILY_TRY(runner->keeper_, guarded([&] { return Keeper::create(backend, plan, options); }));
   runner->unsaved_seconds_ = options.unsaved_seconds;
   return runner;
 }
@@ -83,12 +76,11 @@ void Runner::admit() {
   }
 }
 
-// The session with whose conversation `job` goes on, where its state is still in a pass and not kept yet.
+// The session that has ended and is about to leave a beginning of the prompt of `job` (reuse()), but for a pass
+// that still holds its state.
 std::shared_ptr<JobRecord> Runner::ending_before(const JobRecord& job) const {
   const auto found = std::ranges::find_if(running_, [&](const std::unique_ptr<Session>& session) {
-    const std::vector<int32_t>& prompt = session->prompt();
-    return !session->wanted() && !session->state_failed && prompt.size() < job.request.prompt.size() &&
-           std::equal(prompt.begin(), prompt.end(), job.request.prompt.begin());
+    return !session->wanted() && session->leaves_beginning_of(job.request.prompt);
   });
   return found == running_.end() ? nullptr : (*found)->shared_job();
 }
@@ -139,7 +131,7 @@ void Runner::begin(const std::shared_ptr<JobRecord>& job, bool from_disk) {
 }
 
 Result<std::unique_ptr<Session>> Runner::make_session(const std::shared_ptr<JobRecord>& job, bool from_disk) {
-  LILY_TRY(auto state, fresh_state());
+  LILY_TRY(auto state, keeper_->fresh_state());
   LILY_TRY(PromptReuse reuse, keeper_->begin(*state, job->request));
   reuse.from_disk = from_disk && reuse.cached > 0;
   LILY_TRY_VOID(state->begin_answer(job->request.prompt));
@@ -159,13 +151,6 @@ void Runner::keep_at_stops() {
       session->put_aside(keeper_->save(session->state()));
     }
   }
-}
-
-Result<std::unique_ptr<SequenceState>> Runner::fresh_state() {
-  if (idle_states_.empty()) return backend_.new_state(plan_.context);
-  std::unique_ptr<SequenceState> state = std::move(idle_states_.back());
-  idle_states_.pop_back();
-  return state;
 }
 
 // Jobs that wait are looked at too: while others run or load, this is called often enough.
@@ -217,23 +202,17 @@ void Runner::report() {
 // What was read and answered is kept. There is no truncate(): a used state starts again from the empty
 // checkpoint. At once, so that its keys and values are given back while it waits.
 void Runner::reuse(Session& session) {
-  if (session.state_failed) {
-    // Cancelled in the middle of a pass: what was put aside before is what is left.
-    const std::shared_ptr<Checkpoint>& aside = session.aside();
-    if (aside != nullptr && session.job().cancelled())
+  Result<void> done = guarded([&]() -> Result<void> {
+    // Of a cancelled pass what was put aside before it is left; and of a prompt that was read to its end
+    // that alone is of use to who asks for the same again.
+    if (const std::shared_ptr<Checkpoint> aside = session.left_aside())
       keeper_->keep(std::span(session.prompt()).first(aside->length()), aside);
-    return;
-  }
-  Result<void> done = guarded([&] {
+    if (session.state_failed) return {};
     keeper_->keep(session.state(), session.absorbed_tokens());
-    return keeper_->clear(session.state());
+    return keeper_->give_back(session.release_state());
   });
-  std::unique_ptr<SequenceState> state = session.release_state();
-  if (done) {
-    idle_states_.push_back(std::move(state));
-  } else {
-    log_warn("a state could not be reset and is dropped: {}", done.error().text());
-  }
+  if (!done)
+    log_warn("what a request leaves could not be kept, its state is dropped: {}", done.error().text());
 }
 
 // A fault of the engine itself, outside any one request: no state can be trusted.

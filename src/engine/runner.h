@@ -52,7 +52,6 @@ class Runner {
   void begin(const std::shared_ptr<JobRecord>& job, bool from_disk);
   Result<std::unique_ptr<Session>> make_session(const std::shared_ptr<JobRecord>& job, bool from_disk);
   void keep_at_stops();
-  Result<std::unique_ptr<SequenceState>> fresh_state();
   void sweep();
   void end_overdue();
   void report();
@@ -74,7 +73,6 @@ class Runner {
   Mailbox& mailbox_;
   std::unique_ptr<Keeper> keeper_;  // destroyed after the states
   double unsaved_seconds_ = 0;
-  std::vector<std::unique_ptr<SequenceState>> idle_states_;
   std::vector<Loading> loading_;                   // they count as running
   std::vector<std::unique_ptr<Session>> running_;  // ended ones stay until no pass holds them
   std::deque<std::unique_ptr<Flight>> flights_;    // oldest first

@@ -100,6 +100,23 @@ bool Session::at_stop() const {
   return passes_in_flight == 0 && next_stop_ < stops_.size() && absorbed_ == stops_[next_stop_];
 }
 
+std::shared_ptr<Checkpoint> Session::left_aside() const {
+  const bool of_use = state_failed || state_->length() >= job_->request.prompt.size();
+  return job_->cancelled() && of_use ? aside_ : nullptr;
+}
+
+bool Session::leaves_beginning_of(std::span<const int32_t> prompt) const {
+  const std::span<const int32_t> own = job_->request.prompt;
+  const auto begins = [&](size_t length) {
+    const auto beginning = own.first(std::min(length, own.size()));
+    return !beginning.empty() && beginning.size() < prompt.size() &&
+           std::equal(beginning.begin(), beginning.end(), prompt.begin());
+  };
+  // Cancelled, the pass that holds the state may yet be dropped, and the state with it.
+  if (job_->cancelled() && aside_ != nullptr && begins(aside_->length())) return true;
+  return !state_failed && begins(state_->length());
+}
+
 std::span<const int32_t> Session::absorbed_tokens() {
   const std::span<const int32_t> prompt = job_->request.prompt;
   const size_t length = state_->length();

@@ -62,9 +62,14 @@ struct Outcome {
   bool stream = false;
   size_t prompt_tokens = 0;
   PromptReuse reuse;
-  std::string finish = "cancelled";
+  std::string finish = "left";  // until there is a job: its client left before
   Usage usage;
   Answer answer;  // of a stream only when its text is logged
+
+  void end(const Finished& finished) {
+    usage = finished.usage;
+    finish = to_string(finished.reason);
+  }
 };
 
 // Text of a conversation, on one line.
@@ -131,6 +136,7 @@ class Generation {
     return {};
   }
   EventChannel& channel() { return *channel_; }
+  bool cancel() { return job_->cancel(); }
 
  private:
   static std::function<void(bool)> waker(Connection& connection) {
@@ -151,10 +157,12 @@ class Generation {
   std::unique_ptr<Job> job_;
 };
 
+std::string finish_of(const ApiError& error) { return error.code.empty() ? "error" : error.code; }
+
 Awaitable<void> respond_error(Connection& connection, const Door& door, const ApiError& error,
                               Outcome& outcome) {
   outcome.status = error.status;
-  outcome.finish = error.code.empty() ? "error" : error.code;
+  outcome.finish = finish_of(error);
   const HttpResponse response = door.error(error);
   co_await connection.respond(response);
 }
@@ -231,7 +239,10 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, Do
         co_await respond_error(connection, door, error, outcome);
         co_return;
       }
-      outcome.finish = error.code.empty() ? "error" : error.code;
+      outcome.finish = finish_of(error);
+    }
+    if (batch.finished) {
+      outcome.end(*batch.finished);
     }
     std::string bytes = stream.frame(batch);
     if (bytes.empty() && Clock::now() >= last + keep_alive) {
@@ -248,10 +259,6 @@ Awaitable<void> stream_answer(Connection& connection, Generation& generation, Do
         co_return;
       }
       last = Clock::now();
-    }
-    if (batch.finished) {
-      outcome.usage = batch.finished->usage;
-      outcome.finish = to_string(batch.finished->reason);
     }
     if (batch.finished || batch.failed) {
       co_return;
@@ -277,15 +284,28 @@ Awaitable<void> whole_answer(Connection& connection, Generation& generation, Doo
       co_return;
     }
     if (batch.finished) {
-      outcome.usage = batch.finished->usage;
+      outcome.end(*batch.finished);
       const HttpResponse response = json_response(door.whole(answer, *batch.finished));
-      const bool written = co_await connection.respond(response);
-      if (written) {
-        outcome.finish = to_string(batch.finished->reason);
-      }
+      co_await connection.respond(response);
       co_return;
     }
     co_await connection.wait(Clock::time_point::max());
+  }
+}
+
+// Whose client has left: what became of the job, as the engine counts it. Its last event may not be here yet.
+void settle(Generation& generation, Outcome& outcome) {
+  const bool open = outcome.finish.empty();
+  const bool cancelled = open && generation.cancel();
+  const EventChannel::Batch rest = generation.channel().take();
+  if (rest.overflowed) {
+    outcome.finish = "slow_reader";
+  } else if (cancelled) {
+    outcome.finish = "cancelled";
+  } else if (open && rest.finished) {
+    outcome.end(*rest.finished);
+  } else if (open) {
+    outcome.finish = rest.failed ? finish_of(from_error(*rest.failed)) : "unread";
   }
 }
 
@@ -319,14 +339,13 @@ Awaitable<void> run_job(Connection& connection, const std::shared_ptr<Preparatio
     co_await respond_error(connection, door, error, outcome);
     co_return;
   }
+  outcome.finish.clear();
   if (job->request.stream) {
     co_await stream_answer(connection, generation, door, outcome);
   } else {
     co_await whole_answer(connection, generation, door, outcome);
   }
-  if (generation.channel().take().overflowed) {
-    outcome.finish = "slow_reader";
-  }
+  settle(generation, outcome);
   if (job->log_prompts) {
     log_answer(door, outcome.answer);
   }

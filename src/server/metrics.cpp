@@ -93,7 +93,9 @@ void write_engine(std::string& out, const ServedModel& model) {
   single(out, "lily_sequences", "gauge", "Requests that may run at once.", plan.sequences);
   single(out, "lily_requests_running", "gauge", "Requests that are read or answered now.", metrics.running);
   single(out, "lily_requests_waiting", "gauge", "Requests in the queue.", metrics.waiting);
-  head(out, "lily_jobs_total", "counter", "Jobs of the engine by how they ended.");
+  head(out, "lily_jobs_total", "counter",
+       "Jobs of the engine by how they ended. Cancelled are those whose client left or did not read, and "
+       "those that the end of the server cut off.");
   fmt::format_to(std::back_inserter(out),
                  "lily_jobs_total{{end=\"finished\"}} {}\nlily_jobs_total{{end=\"failed\"}} "
                  "{}\nlily_jobs_total{{end=\"cancelled\"}} {}\n",
@@ -150,7 +152,9 @@ void ServerCounts::end(const EndedRequest& request) {
 }
 
 void ServerCounts::write(std::string& out) const {
-  head(out, "lily_requests_total", "counter", "Requests for generated text by path, status and end.");
+  head(out, "lily_requests_total", "counter",
+       "Requests for generated text by path, status and end. Those that came to a job end as it did, whether "
+       "their client read it or not; left: the client had gone before there was one.");
   for (const auto& [key, count] : requests_) {
     const auto& [path, status, finish] = key;
     fmt::format_to(std::back_inserter(out),

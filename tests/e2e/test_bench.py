@@ -132,5 +132,18 @@ def test_a_conversation_is_read_once():
     # With the reasoning kept in the prompt it only grows; without, a new query costs what was said since the last one.
     assert by["preserved", 7]["least"] < by["preserved", 7]["prompt"] / 4 < by["returned", 7]["least"]
     assert by["returned", 7]["kind"] == "query" and by["returned", 6]["kind"] == "result"
+    assert not any("disk" in turn for turn in turns)
     # Reasoning that was not returned is put back within the turns of a query.
     assert by["dropped", 5]["least"] == by["returned", 5]["least"]
+
+
+def test_a_conversation_is_found_on_disk(tmp_path):
+    run = bench("--conversation", "--turns", "4", "--length", "2500", "--cold-every", "2", "--cache-dir", str(tmp_path), "--json")
+    turns = json.loads(run.stdout)["turns"]
+    assert len(turns) == 12
+    for turn in turns:
+        assert ("disk" in turn) == (turn["turn"] % 2 == 0)
+        if "disk" in turn:
+            assert turn["disk"]["first_token_s"] > 0
+            assert turn["disk"]["reread"] <= turn["disk"]["least"] + 64 < turn["prompt"], turn
+    assert not list(tmp_path.iterdir())

@@ -33,6 +33,7 @@ using SeenPass = std::vector<SeenSlice>;
 struct FakeControl {
   using History = std::vector<int32_t>;
   std::chrono::microseconds pass_time{0};
+  int state_cost = 0;  // of a state in Backend::state_bytes()
   // Set before the engine starts; called on the device thread.
   std::function<std::optional<int32_t>(const History&)> script;  // the next token, where not the hash
   std::function<bool(const History&)> not_finite;                // after this history logits are NaN
@@ -41,7 +42,8 @@ struct FakeControl {
   std::function<void(size_t pass)> on_collect;  // before a pass is computed; may throw
   std::function<std::optional<Error>(int state)> fail_new_state;
   std::function<bool(uint32_t length)> fail_resume;                 // of a checkpoint of this length
-  std::function<void(uint32_t length)> on_write, on_read;           // of a checkpoint; in another thread
+  std::function<void(uint32_t length)> on_bytes;           // a checkpoint is asked for its size; may throw
+  std::function<void(uint32_t length)> on_write, on_read;  // of a checkpoint; in another thread
   std::function<void(uint32_t begin, uint32_t end)> on_write_rows;  // the same
 
   std::vector<SeenPass> passes() const {
@@ -84,7 +86,10 @@ class FakeCheckpoint final : public Checkpoint {
   FakeCheckpoint(const FakeCheckpoint&) = delete;
   FakeCheckpoint& operator=(const FakeCheckpoint&) = delete;
   uint32_t length() const override { return static_cast<uint32_t>(history_.size()); }
-  uint64_t bytes() const override { return history_.size() * sizeof(int32_t); }
+  uint64_t bytes() const override {
+    if (control_->on_bytes) control_->on_bytes(length());
+    return history_.size() * sizeof(int32_t);
+  }
   Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const override {
     if (control_->on_write_rows) control_->on_write_rows(begin, end);
     return sink.write(std::as_bytes(std::span(history_).subspan(begin, end - begin)));
@@ -181,8 +186,10 @@ class FakeBackend final : public Backend {
     return std::make_unique<FakeState>(control_, number, max_tokens);
   }
 
-  // States are free, a checkpoint costs one.
-  uint64_t state_bytes() const override { return static_cast<uint64_t>(control_->checkpoints_alive); }
+  // A checkpoint costs one.
+  uint64_t state_bytes() const override {
+    return static_cast<uint64_t>(control_->checkpoints_alive + control_->state_cost * control_->states_alive);
+  }
 
   std::string checkpoint_layout() const override { return "fake 1"; }
   Result<std::unique_ptr<Checkpoint>> read_checkpoint(const StoredForm& form, ByteSource& source) override {

@@ -152,26 +152,27 @@ class FakeEngine : public Engine {
     size_t said = 0;
     uint32_t thought = 0;
     bool over = false;
+    bool cancelled = false;
   };
   using States = std::deque<std::shared_ptr<State>>;
 
   class Handle : public Job {
    public:
     Handle(FakeEngine& engine, std::shared_ptr<State> state) : engine_(engine), state_(std::move(state)) {}
-    ~Handle() override { cancel(); }
-    void cancel() override { engine_.cancel(state_); }
+    ~Handle() override { Handle::cancel(); }
+    bool cancel() override { return engine_.cancel(state_); }
 
    private:
     FakeEngine& engine_;
     std::shared_ptr<State> state_;
   };
 
-  void cancel(const std::shared_ptr<State>& state) {
+  bool cancel(const std::shared_ptr<State>& state) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (state->over) {
-      return;
+      return state->cancelled;
     }
-    state->over = true;
+    state->over = state->cancelled = true;
     const auto waits = std::find(waiting_.begin(), waiting_.end(), state);
     if (waits != waiting_.end()) {
       ++counts_.cancelled_waiting;
@@ -181,6 +182,7 @@ class FakeEngine : public Engine {
       running_.erase(std::find(running_.begin(), running_.end(), state));
     }
     changed_.notify_all();
+    return true;
   }
 
   // One step of one job; true: it is over. With the lock: a cancelled job sees no event after cancel().

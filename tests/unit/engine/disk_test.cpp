@@ -593,6 +593,39 @@ TEST_F(DiskTest, SeveralPromptsWaitForOneRead) {
   EXPECT_EQ(reads, 1);
 }
 
+// Of a request that has left, in company: what cannot be kept of it costs its companion nothing.
+TEST_F(DiskTest, WhatFailsWhileACopyIsKeptFailsNoRequest) {
+  unsaved_seconds = 0.01;
+  control->pass_time = std::chrono::milliseconds(2);
+  std::atomic<bool> fails = false;
+  control->on_bytes = [&](uint32_t) {
+    if (fails) throw std::bad_alloc();
+  };
+  begin();
+  Collector other, events;
+  const auto companion = submit(request(3, 0), other);
+  ASSERT_TRUE(other.wait_for<Delta>());
+  GenerationRequest asked = request(1, 6);
+  asked.prompt = numbers(1600);
+  std::promise<Job*> made;
+  auto job = engine->submit(asked, [&, own = made.get_future().share(), sink = events.sink()](Event event) {
+    const auto* progress = std::get_if<PromptProgress>(&event);
+    const bool last = progress != nullptr && progress->done == 1600 - 16;
+    sink(std::move(event));
+    if (!last) return;
+    fails = true;
+    std::thread([&] { own.get()->cancel(); }).join();
+  });
+  ASSERT_TRUE(job);
+  made.set_value(job->get());
+  ASSERT_TRUE(events.wait_for<PromptProgress>(99));
+  ASSERT_TRUE(other.wait_for<Delta>(other.all<Delta>().size() + 5));
+  EXPECT_EQ(engine->metrics().jobs_failed, 0U);
+  companion->cancel();
+  engine->drain(60);
+  EXPECT_EQ(engine->metrics().jobs_cancelled, 2U);
+}
+
 TEST_F(DiskTest, ASlowDiskHoldsNobodyUp) {
   std::promise<void> release;
   const std::shared_future<void> released = release.get_future().share();

@@ -158,6 +158,61 @@ TEST_F(KeeperTest, AClientThatLeavesWhileItsPromptIsReadFindsWhatWasRead) {
   EXPECT_EQ(control->checkpoints_alive, 0);
 }
 
+// It asks for the same while the pass that is dropped, and the one behind it, still hold the state.
+TEST_F(KeeperTest, AClientThatLeavesAndAsksAgainAtOnceFindsWhatWasRead) {
+  constexpr size_t kLast = 30;
+  unsaved_seconds = 0.005;
+  control->pass_time = std::chrono::milliseconds(3);
+  GenerationRequest asked = request(1, 6);
+  asked.prompt = numbers(1600);
+  Collector events, again;
+  std::promise<Job*> made;
+  std::unique_ptr<Job> second;
+  control->on_collect = [&, job = made.get_future().share()](size_t pass) {
+    if (pass != kLast) return;
+    std::thread([&] {
+      job.get()->cancel();
+      second = submit(asked, again);
+    }).join();
+  };
+  start_keeping();
+  const auto job = submit(asked, events);
+  made.set_value(job.get());
+  ASSERT_TRUE(again.wait_end());
+  ASSERT_TRUE(again.finished());
+  EXPECT_EQ(control->passes_cancelled, 2) << "of a state that had failed already one pass was on its way";
+  EXPECT_GE(again.finished()->usage.cached_tokens, (kLast - 3) * 16);
+  EXPECT_EQ(again.content(), text_of(asked.prompt, 6));
+}
+
+// In company the pass is not dropped, and the state has read the whole prompt: too much for who asks for the same
+// again.
+TEST_F(KeeperTest, AClientThatLeavesWithTheEndOfItsPromptFindsTheBeginning) {
+  unsaved_seconds = 0.05;
+  control->pass_time = std::chrono::milliseconds(2);
+  start_keeping();
+  Collector other, events;
+  const auto companion = submit(request(3, 0), other);
+  ASSERT_TRUE(other.wait_for<Delta>());
+  GenerationRequest asked = request(1, 6);
+  asked.prompt = numbers(1600);
+  std::promise<Job*> made;
+  auto job = engine->submit(asked, [&, own = made.get_future().share(), sink = events.sink()](Event event) {
+    const auto* progress = std::get_if<PromptProgress>(&event);
+    const bool last = progress != nullptr && progress->done == 1600 - 16;
+    sink(std::move(event));
+    if (last) std::thread([&] { own.get()->cancel(); }).join();
+  });
+  ASSERT_TRUE(job);
+  made.set_value(job->get());
+  ASSERT_TRUE(events.wait_for<PromptProgress>(99));
+  const Asked again = ask(asked.prompt, 6);
+  EXPECT_GT(again.usage.cached_tokens, 1000U);
+  EXPECT_EQ(again.text, text_of(asked.prompt, 6));
+  EXPECT_EQ(control->passes_cancelled, 0);
+  companion->cancel();
+}
+
 TEST_F(KeeperTest, AnExactRepeatReadsFromTheLastMark) {
   start_keeping();
   const Asked first = ask(numbers(300), 10, {100, 297});
@@ -215,8 +270,11 @@ TEST_F(KeeperTest, ChunksAreCutAtMarksAlikeColdAndWarm) {
 }
 
 TEST_F(KeeperTest, MarksThatWouldSpareFewTokensAreLeftOut) {
-  FakeBackend backend(*make_plan(kTiny, {}), control);
-  const Keeper keeper(backend, {.cache_bytes = 1}, nullptr);
+  const Plan plan = *make_plan(kTiny, {});
+  FakeBackend backend(plan, control);
+  const auto made = Keeper::create(backend, plan, {.cache_bytes = 1});
+  ASSERT_TRUE(made);
+  const Keeper& keeper = **made;
   GenerationRequest asked = request(5000, 1);
   asked.marks = {30, 100, 130, 2040, 4900, 4990, 4998};
   using Stops = std::vector<uint32_t>;
@@ -252,6 +310,22 @@ TEST_F(KeeperTest, TheBudgetHoldsAndCountsWhatItDrops) {
   EXPECT_GE(metrics.checkpoints, 4U);
   EXPECT_GE(metrics.evictions, 50U);
   EXPECT_EQ(metrics.misses, 20U);
+}
+
+// A state that waits for a sequence is made anew in a moment: what was read is worth more.
+TEST_F(KeeperTest, StatesThatWaitGoBeforeCheckpoints) {
+  control->state_cost = 3;
+  start_keeping(4 * 3 + 1 + 4);  // four that run, the empty checkpoint, and what the four leave
+  std::vector<Collector> events(4);
+  std::vector<std::unique_ptr<Job>> jobs;
+  for (int32_t i = 0; i < 4; ++i) jobs.push_back(submit(request(100, 40, 10 * i), events[static_cast<size_t>(i)]));
+  for (Collector& one : events) ASSERT_TRUE(one.wait_end());
+  EXPECT_EQ(control->states_made, 4);
+  for (int32_t i = 0; i < 8; ++i) ask(numbers(200, i), 2);
+  engine->drain(60);
+  EXPECT_EQ(control->live_states(), 1);
+  EXPECT_GE(engine->metrics().cache.checkpoints, 10U);
+  EXPECT_EQ(engine->metrics().cache.evictions, 0U);
 }
 
 TEST_F(KeeperTest, ACancelledPromptIsResumedWhereItsLastCheckpointLies) {
