@@ -254,7 +254,7 @@ void add_options(CLI::App& app, ServeOptions& options) {
   CLI::Option* folder = app.add_option(
       "--cache-dir", options.cache_folder,
       "folder where conversations are kept beyond memory and over restarts; absent = they are not");
-  app.add_option("--cache-disk", options.disk_mib, "MiB of files in --cache-dir")
+  app.add_option("--cache-disk", options.disk_mib, "MiB of files in --cache-dir, what other models left there included")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30U))
       ->needs(folder);
   app.add_option("--max-answer", options.max_answer,

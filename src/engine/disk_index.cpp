@@ -72,9 +72,9 @@ std::vector<std::string> DiskIndex::remove(std::span<const int32_t> tokens, cons
   return files_of(stored);
 }
 
-std::vector<std::string> DiskIndex::make_room() {
+std::vector<std::string> DiskIndex::make_room(uint64_t limit) {
   std::vector<std::string> files;
-  while (bytes_ > max_bytes_) {
+  while (bytes_ > limit) {
     const std::shared_ptr<StoredCheckpoint> dropped = tree_.evict();
     if (dropped == nullptr) break;
     ++evictions_;

@@ -33,8 +33,6 @@ std::string rows_file(const Hash128& name);
 
 class DiskIndex {
  public:
-  explicit DiskIndex(uint64_t max_bytes) : max_bytes_(max_bytes) {}
-
   using Match = PrefixTree<StoredCheckpoint>::Match;
   Match look(std::span<const int32_t> prompt) const { return tree_.look(prompt); }
   Match use(std::span<const int32_t> prompt) { return tree_.find(prompt); }
@@ -52,12 +50,11 @@ class DiskIndex {
   void add(std::span<const int32_t> tokens, std::shared_ptr<StoredCheckpoint> stored);
   // Takes a checkpoint out; gives the files to remove.
   std::vector<std::string> remove(std::span<const int32_t> tokens, const StoredCheckpoint& stored);
-  // Takes out what is worth least until the limit holds; gives the files to remove.
-  std::vector<std::string> make_room();
+  // Takes out what is worth least until all files are within `limit`; gives the files to remove.
+  std::vector<std::string> make_room(uint64_t limit);
 
   bool holds(std::span<const int32_t> tokens) const { return tree_.holds(tokens); }
   uint64_t bytes() const { return bytes_; }
-  uint64_t max_bytes() const { return max_bytes_; }
   size_t size() const { return tree_.size(); }
   uint64_t evictions() const { return evictions_; }
 
@@ -69,7 +66,6 @@ class DiskIndex {
   };
   std::vector<std::string> files_of(const StoredCheckpoint& stored);
 
-  const uint64_t max_bytes_;
   PrefixTree<StoredCheckpoint> tree_;
   std::map<Hash128, Segment> segments_;
   uint64_t bytes_ = 0;  // of all files

@@ -1,13 +1,9 @@
 #include "engine/disk_store.h"
 
 #include <fcntl.h>
-#include <sys/file.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <set>
 
 #include "base/log.h"
 #include "base/size_text.h"
@@ -17,18 +13,16 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// By which the ages of checkpoints found at the start differ, in tokens computed.
-constexpr uint64_t kAge = 1024;
+// What another process does in the folder of a store that is not its own is over in a moment.
+constexpr auto kPatience = std::chrono::milliseconds(500);
+// Of neighbours so much more than is needed is removed, in parts of the limit: they need not be read each time.
+constexpr uint64_t kSpare = 32;
 
 Hash128 store_hash(const Hash128& model, const std::string& layout) {
   Hasher hasher;
   hasher.update(std::as_bytes(std::span(&model, 1)));
   hasher.update(layout);
   return hasher.digest();
-}
-
-bool is_ours(const fs::path& path) {
-  return path.extension() == ".checkpoint" || path.extension() == ".rows";
 }
 
 // The threads of the store outlive every fault: what an exception says is the failure of one checkpoint.
@@ -72,24 +66,12 @@ class PartsSource final : public ByteSource {
 
 }  // namespace
 
-// What lies in the folder at the start.
-struct DiskStore::Found {
-  struct Stored {
-    fs::file_time_type used;
-    std::vector<int32_t> tokens;
-    std::shared_ptr<StoredCheckpoint> stored;
-  };
-  std::vector<Stored> checkpoints;
-  std::map<Hash128, uint64_t> rows;  // bytes of their files
-  size_t unfinished = 0;
-};
-
 DiskStore::DiskStore(const DiskOptions& options, Backend& backend)
     : options_(options),
       backend_(backend),
       store_(store_hash(options.model, backend.checkpoint_layout())),
-      folder_(options.folder / store_.hex()),
-      index_(options.max_bytes) {}
+      folder_(options.folder, store_),
+      neighbours_(options.folder, store_) {}
 
 Result<std::unique_ptr<DiskStore>> DiskStore::open(const DiskOptions& options, Backend& backend) {
   if (backend.checkpoint_layout().empty()) {
@@ -98,12 +80,18 @@ Result<std::unique_ptr<DiskStore>> DiskStore::open(const DiskOptions& options, B
   }
   std::unique_ptr<DiskStore> store(new DiskStore(options, backend));
   std::error_code error;
-  fs::create_directories(store->folder_, error);
+  const std::string path = store->folder_.path().string();
+  fs::create_directories(store->folder_.path(), error);
   if (error) {
-    return fail(ErrorKind::io, "cannot make the folder '{}': {}", store->folder_.string(), error.message());
+    return fail(ErrorKind::io, "cannot make the folder '{}': {}", path, error.message());
   }
-  LILY_TRY_VOID(store->lock_folder());
-  LILY_TRY_VOID(store->scan());
+  LILY_TRY_VOID(store->folder_.lock(kPatience));
+  LILY_TRY_VOID(store->folder_.read(store->index_));
+  store->folder_.remove(store->make_room());
+  const uint64_t others = store->neighbours_.bytes();
+  log_info("{}: {} checkpoints, {} of {}{}", path, store->index_.size(), size_text(store->index_.bytes()),
+           size_text(options.max_bytes),
+           others > 0 ? fmt::format("; {} of other models or layouts beside it", size_text(others)) : "");
   store->writer_ = std::thread([self = store.get()] { self->write_all(); });
   store->reader_ = std::thread([self = store.get()] { self->read_all(); });
   return store;
@@ -119,120 +107,12 @@ DiskStore::~DiskStore() {
   if (reader_.joinable()) reader_.join();
 }
 
-Result<void> DiskStore::lock_folder() {
-  const fs::path path = folder_ / "lock";
-  lock_ = Descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-  if (lock_.get() < 0) return fail_errno("cannot open", path.string());
-  if (::flock(lock_.get(), LOCK_EX | LOCK_NB) == 0) return {};
-  if (errno != EWOULDBLOCK) return fail_errno("cannot lock", path.string());
-  return fail(ErrorKind::io, "'{}' is in use by another process: expected a folder for each",
-              folder_.string());
-}
-
-bool DiskStore::wanted(const DiskHead& head, const fs::path& path) const {
-  const bool rows = head.kind == DiskKind::rows;
-  const std::string name = rows ? rows_file(head.prefix) : checkpoint_file(head.prefix);
-  if (head.store != store_) {
-    log_warn("'{}' is of another model or device: ignored", path.string());
-  } else if (path.filename() != name) {
-    log_warn("'{}' has the name of another file: expected '{}'; ignored", path.string(), name);
-  } else {
-    return true;
-  }
-  return false;
-}
-
-Result<void> DiskStore::look_at(const fs::path& path, Found& found) const {
-  LILY_TRY(const DiskReader reader, DiskReader::open(path));
-  const DiskHead& head = reader.head();
-  if (!wanted(head, path)) return {};
-  if (head.kind == DiskKind::rows) {
-    found.rows[head.prefix] = reader.bytes();
-    return {};
-  }
-  auto stored = std::make_shared<StoredCheckpoint>(name_checkpoint(store_, head.ids));
-  if (stored->name != head.prefix || head.ids.empty()) {
-    return fail(ErrorKind::invalid_input, "'{}' is damaged: its tokens are not those of its name",
-                path.string());
-  }
-  stored->bytes = reader.bytes();
-  std::error_code ignored;
-  found.checkpoints.push_back({fs::last_write_time(path, ignored), head.ids, std::move(stored)});
-  return {};
-}
-
-Result<void> DiskStore::scan() {
-  Found found;
-  std::error_code error;
-  for (fs::directory_iterator entry(folder_, error), end; !error && entry != end; entry.increment(error)) {
-    const fs::path& path = entry->path();
-    const fs::path extension = path.extension();
-    if (path.filename() == "lock") continue;
-    if (extension == DiskWriter::kUnfinished && is_ours(path.stem())) {
-      // A process that ended while it wrote it, and that held the lock that this one holds now.
-      ++found.unfinished;
-      ::unlink(path.c_str());
-    } else if (!is_ours(path)) {
-      log_warn("'{}' is no file of lily's: ignored", path.string());
-    } else if (Result<void> read = look_at(path, found); !read) {
-      log_warn("{}: ignored", read.error().text());
-    }
-  }
-  if (error) return fail(ErrorKind::io, "cannot read the folder '{}': {}", folder_.string(), error.message());
-  take_in(found);
-  return {};
-}
-
-void DiskStore::take_in(Found& found) {
-  std::ranges::sort(found.checkpoints, {}, &Found::Stored::used);
-  std::set<Hash128> held;
-  for (Found::Stored& one : found.checkpoints) {
-    const std::vector<Hash128>& segments = one.stored->segments;
-    const auto lacks =
-        std::ranges::find_if(segments, [&](const Hash128& segment) { return !found.rows.contains(segment); });
-    if (lacks != segments.end()) {
-      log_warn("'{}' lacks '{}': removed", (folder_ / checkpoint_file(one.stored->name)).string(),
-               rows_file(*lacks));
-      remove_files({checkpoint_file(one.stored->name)});
-      continue;
-    }
-    for (const Hash128& segment : segments) {
-      if (!index_.hold(segment)) index_.add_segment(segment, found.rows.at(segment));
-      held.insert(segment);
-    }
-    index_.add(one.tokens, std::move(one.stored));
-    index_.advance(kAge);
-  }
-  for (const auto& [name, bytes] : found.rows) {  // nobody's: a crash
-    if (held.contains(name)) continue;
-    remove_files({rows_file(name)});
-    ++found.unfinished;
-  }
-  remove_files(index_.make_room());
-  log_info("{}: {} checkpoints, {} of {}{}", folder_.string(), index_.size(), size_text(index_.bytes()),
-           size_text(index_.max_bytes()),
-           found.unfinished > 0 ? "; removed what a crash had left" : "");
-}
-
-// Where one cannot be removed, the next cannot either.
-void DiskStore::remove_files(const std::vector<std::string>& files) {
-  for (const std::string& file : files) {
-    const fs::path path = folder_ / file;
-    if (::unlink(path.c_str()) == 0 || errno == ENOENT) {
-      removals_fail_ = false;
-    } else if (!std::exchange(removals_fail_, true)) {
-      log_warn("{}: what stays takes room beyond the limit",
-               fail_errno("cannot remove", path.string()).value().text());
-    }
-  }
-}
-
 void DiskStore::keep(std::span<const int32_t> tokens, std::shared_ptr<const Checkpoint> checkpoint) {
   Waiting dropped;  // goes after the lock
   {
     const std::lock_guard lock(mutex_);
     if (index_.holds(tokens)) return;
-    if (checkpoint->bytes() > index_.max_bytes()) {
+    if (checkpoint->bytes() > options_.max_bytes) {
       ++counts_.skipped;
       return;
     }
@@ -272,7 +152,7 @@ void DiskStore::write_all() {
       waiting_.pop_front();
     }
     lock.unlock();
-    remove_files(garbage);
+    folder_.remove(garbage);
     Result<void> written;
     if (item.checkpoint != nullptr) {
       written = guarded([&] { return write(item); });
@@ -344,7 +224,7 @@ Result<void> DiskStore::write(const Waiting& item) {
     LILY_TRY_VOID(item.checkpoint->write_rest(file));
     LILY_TRY_VOID(file.finish());
     stored->bytes = file.bytes();
-    return flush_folder(folder_);
+    return flush_folder(folder_.path());
   };
   Result<void> written = own();
   std::vector<std::string> gone;
@@ -354,13 +234,25 @@ Result<void> DiskStore::write(const Waiting& item) {
       std::erase(garbage_, checkpoint_file(stored->name));
       index_.add(item.tokens, std::move(stored));
       ++counts_.written;
-      gone = index_.make_room();
     } else {
       gone = index_.release(held);
     }
   }
-  remove_files(gone);
+  folder_.remove(written ? make_room() : gone);
   return written;
+}
+
+// What is beside goes first: what is served now is what is wanted now.
+std::vector<std::string> DiskStore::make_room() {
+  std::unique_lock lock(mutex_);
+  const uint64_t most = options_.max_bytes;
+  const uint64_t own = index_.bytes();
+  lock.unlock();
+  if (const uint64_t beside = neighbours_.bytes(); beside > 0 && own + beside > most) {
+    neighbours_.free(own + beside - most + most / kSpare);
+  }
+  lock.lock();
+  return index_.make_room(most - std::min(most, neighbours_.bytes()));
 }
 
 std::shared_ptr<DiskStore::Fetch> DiskStore::fetch(std::span<const int32_t> prompt, uint32_t longer_than,

@@ -2,8 +2,8 @@
 // begins with one that memory does not hold. Two threads of its own, one that writes and one that reads:
 // nobody who calls waits for the disk. Thread-safe.
 //
-// A folder belongs to one process at a time. In it, one folder for each model and layout of states; files in
-// there that are not what they should be are left alone and named in the log.
+// In the given folder, one folder for each model and layout of states, which belongs to one process at a time. The
+// limit is for all of them together, but for those that other processes have.
 #pragma once
 
 #include <atomic>
@@ -19,6 +19,7 @@
 
 #include "backend/backend.h"
 #include "engine/disk_file.h"
+#include "engine/disk_folder.h"
 #include "engine/disk_index.h"
 #include "engine/engine.h"
 
@@ -67,19 +68,13 @@ class DiskStore {
     std::vector<int32_t> tokens;
     std::shared_ptr<const Checkpoint> checkpoint;
   };
-  struct Found;
   DiskStore(const DiskOptions& options, Backend& backend);
-  Result<void> lock_folder();
-  Result<void> scan();
-  Result<void> look_at(const std::filesystem::path& path, Found& found) const;
-  void take_in(Found& found);
-  bool wanted(const DiskHead& head, const std::filesystem::path& path) const;
 
   void write_all();
   Result<void> write(const Waiting& item);
   Result<void> write_segments(const Waiting& item, StoredCheckpoint& stored, std::vector<Hash128>& held);
   void tell(const Result<void>& written);
-  void remove_files(const std::vector<std::string>& files);
+  std::vector<std::string> make_room();
   void read_all();
   Result<std::shared_ptr<Checkpoint>> read(const Fetch& fetch);
   Result<DiskReader> open_rows(const StoredCheckpoint& stored, size_t segment) const;
@@ -88,8 +83,8 @@ class DiskStore {
   const DiskOptions options_;
   Backend& backend_;
   Hash128 store_;
-  std::filesystem::path folder_;
-  Descriptor lock_;
+  DiskFolder folder_;
+  DiskNeighbours neighbours_;  // of the thread that writes, once there is one
 
   mutable std::mutex mutex_;  // of all below
   std::condition_variable changed_;
@@ -99,7 +94,6 @@ class DiskStore {
   std::vector<std::weak_ptr<Fetch>> under_way_;
   std::vector<std::string> garbage_;  // files that the writer removes
   uint64_t writes_failed_ = 0;        // since one went well: said once, not for each
-  bool removals_fail_ = false;        // the last one did: likewise
   DiskMetrics counts_;
   bool stop_ = false;
   std::thread writer_;

@@ -163,8 +163,9 @@ class Job {
 // Where checkpoints are kept beyond memory.
 struct DiskOptions {
   std::filesystem::path folder;  // made where it is absent
-  uint64_t max_bytes = 0;        // of all files; while one is written, it may be more by that one
-  Hash128 model;                 // fingerprint of the weights: those of another one are of no use
+  // Of all files, those of other models in there included; while one is written, it may be more by that one.
+  uint64_t max_bytes = 0;
+  Hash128 model;  // fingerprint of the weights: those of another one are of no use
 };
 
 struct EngineOptions {

@@ -1,7 +1,9 @@
 // The disk tier: files that prove what they are, an index that counts shared rows once, and a store and an
 // engine that find conversations again.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <spdlog/sinks/ostream_sink.h>
+#include <sys/file.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 
@@ -141,7 +143,7 @@ TEST(DiskFile, WhatIsNotFinishedLeavesNothing) {
 }
 
 TEST(DiskIndex, CountsSharedRowsOnceAndDropsThemWithTheLast) {
-  DiskIndex index(10'000);
+  DiskIndex index;
   const auto add = [&](const std::vector<int32_t>& tokens) {
     auto stored = std::make_shared<StoredCheckpoint>(name_checkpoint({1, 1}, tokens));
     stored->bytes = 100;
@@ -171,8 +173,8 @@ TEST(DiskIndex, CountsSharedRowsOnceAndDropsThemWithTheLast) {
     auto other = numbers(1024, i);
     other.push_back(i);
     add(other);
-    index.make_room();
-    EXPECT_LE(index.bytes(), index.max_bytes());
+    index.make_room(10'000);
+    EXPECT_LE(index.bytes(), 10'000U);
   }
   EXPECT_GT(index.size(), 2U);
 }
@@ -533,6 +535,57 @@ TEST_F(DiskTest, TheLimitHoldsAndTheLongOnesStay) {
   EXPECT_LE(folder.bytes(), 40'000U);
   begin();
   EXPECT_GE(ask(first, {2030}).cached, 2030U);
+}
+
+// The limit is that of the whole folder: what another model left there goes first, the oldest of it.
+TEST_F(DiskTest, OtherModelsCountAndGoFirst) {
+  begin();
+  const auto first = numbers(2040), second = numbers(2040, 3);
+  ask(first, {2030});
+  ask(second, {2030});
+  engine.reset();
+  const uint64_t of_one = folder.bytes() / 2;
+  disk->model = {8, 8};
+  disk->max_bytes = 4 * of_one;
+  begin();
+  const auto own = numbers(2040, 5);
+  ask(own, {2030});
+  restart();
+  EXPECT_GE(ask(own, {2030}).cached, 2030U);
+  EXPECT_GT(folder.bytes(), 3 * of_one - of_one / 8) << "nothing has to go yet";
+  for (int32_t i = 7; i < 8; ++i) ask(numbers(2040, i), {2030});
+  engine.reset();
+  EXPECT_LE(folder.bytes(), disk->max_bytes);
+  disk->model = {7, 7};  // what was worth least is gone, the rest is whole
+  begin();
+  const bool has_first = ask(first, {2030}).from_disk, has_second = ask(second, {2030}).from_disk;
+  EXPECT_TRUE(has_first || has_second);
+  disk->model = {9, 9};
+  disk->max_bytes = 2 * of_one;
+  restart();
+  for (int32_t i = 11; i < 15; ++i) ask(numbers(2040, i), {2030});
+  engine.reset();
+  EXPECT_LE(folder.bytes(), disk->max_bytes);
+  begin();
+  EXPECT_TRUE(ask(numbers(2040, 14), {2030}).from_disk) << "not its own while there is something of others";
+}
+
+TEST_F(DiskTest, AFolderThatAnotherProcessHasIsItsOwn) {
+  begin();
+  ask(numbers(2040), {2030});
+  engine.reset();
+  const fs::path theirs = folder.files(".checkpoint").front().parent_path();
+  const uint64_t bytes = folder.bytes();
+  Descriptor other(::open((theirs / "lock").c_str(), O_RDWR | O_CLOEXEC));
+  ASSERT_EQ(::flock(other.get(), LOCK_EX | LOCK_NB), 0);
+  disk->model = {8, 8};
+  disk->max_bytes = bytes + bytes / 2;
+  begin();
+  ask(numbers(2040, 3), {2030});
+  restart();
+  EXPECT_TRUE(ask(numbers(2040, 3), {2030}).from_disk);
+  engine.reset();
+  EXPECT_GE(folder.bytes(), 2 * bytes - bytes / 8);
 }
 
 TEST_F(DiskTest, OneFolderServesOneProcess) {
