@@ -338,16 +338,16 @@ Result<void> run_conversation(const Options& options) {
   }
   uint32_t most = 0;
   std::unique_ptr<Backend> backend = std::move(loaded.backend);
-  LILY_TRY_VOID(replay_conversations(std::move(backend), loaded.plan, *tokenizer, options.replay,
-                                     cancel.flag(), [&](const ConversationTurn& turn) {
-                                       most = std::max({most, above(turn.reread, turn.least),
-                                                        above(turn.disk.reread, turn.disk.least)});
-                                       if (options.json) {
-                                         turns.push_back(json_of(turn));
-                                       } else {
-                                         print_turn(turn);
-                                       }
-                                     }));
+  LILY_TRY_VOID(replay_conversations(
+      std::move(backend), loaded.plan, *tokenizer, options.replay, cancel.flag(),
+      [&](const ConversationTurn& turn) {
+        most = std::max({most, above(turn.reread, turn.least), above(turn.disk.reread, turn.disk.least)});
+        if (options.json) {
+          turns.push_back(json_of(turn));
+        } else {
+          print_turn(turn);
+        }
+      }));
   if (options.json) {
     root["turns"] = std::move(turns);
     root["most_above_least"] = most;

@@ -30,8 +30,8 @@ struct ConversationOptions {
   // Every so many turns the prompt is read from its start too, and with `cache_folder` after a restart; 0 =
   // never.
   uint32_t cold_every = 1;
-  // Where conversations are kept on disk, in a folder of their own that is removed afterwards; empty: they are
-  // not.
+  // Where conversations are kept on disk, in a folder of their own that is removed afterwards; empty: they
+  // are not.
   std::filesystem::path cache_folder{};
 };
 

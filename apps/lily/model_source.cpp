@@ -106,12 +106,13 @@ Result<void> check_memory(const MemoryNeed& need, const Plan& plan, uint64_t hav
            size_text(need.mapped), size_text(need.weights), size_text(need.workspace), plan.sequences,
            size_text(need.per_sequence), plan.context);
   if (need.total(plan.sequences) > have) {
-    return fail(ErrorKind::out_of_memory,
-                "the model needs {} ({} weights, {} workspace, {} sequences of {}) and the device has {}: lower "
-                "--ctx (now {}) or --parallel (now {})",
-                size_text(need.total(plan.sequences)), size_text(need.mapped + need.weights),
-                size_text(need.workspace), plan.sequences, size_text(need.per_sequence), size_text(have),
-                plan.context, plan.sequences);
+    return fail(
+        ErrorKind::out_of_memory,
+        "the model needs {} ({} weights, {} workspace, {} sequences of {}) and the device has {}: lower "
+        "--ctx (now {}) or --parallel (now {})",
+        size_text(need.total(plan.sequences)), size_text(need.mapped + need.weights),
+        size_text(need.workspace), plan.sequences, size_text(need.per_sequence), size_text(have),
+        plan.context, plan.sequences);
   }
   return {};
 }

@@ -151,7 +151,8 @@ Result<Served> load(const ServeOptions& options) {
   const uint64_t one = model.need.per_sequence + model.plan.recurrent_bytes();
   if (engine_options.cache_bytes > 0 && engine_options.cache_bytes < one + one / 16) {
     log_warn(
-        "--cache-ram: {} do not hold a conversation of the whole context with what is kept of it, {}: one that "
+        "--cache-ram: {} do not hold a conversation of the whole context with what is kept of it, {}: one "
+        "that "
         "has no room is read anew each time",
         size_text(engine_options.cache_bytes), size_text(one));
   }
@@ -254,7 +255,8 @@ void add_options(CLI::App& app, ServeOptions& options) {
   CLI::Option* folder = app.add_option(
       "--cache-dir", options.cache_folder,
       "folder where conversations are kept beyond memory and over restarts; absent = they are not");
-  app.add_option("--cache-disk", options.disk_mib, "MiB of files in --cache-dir, what other models left there included")
+  app.add_option("--cache-disk", options.disk_mib,
+                 "MiB of files in --cache-dir, what other models left there included")
       ->check(CLI::Range(uint64_t{1}, uint64_t{1} << 30U))
       ->needs(folder);
   app.add_option("--max-answer", options.max_answer,

@@ -1,5 +1,5 @@
-// The folder of one store (model and layout of states) in the disk tier: its lock, what lies in it at a start,
-// and the removal of files. It keeps no index: whoever opens it has one filled.
+// The folder of one store (model and layout of states) in the disk tier: its lock, what lies in it at a
+// start, and the removal of files. It keeps no index: whoever opens it has one filled.
 #pragma once
 
 #include <chrono>
@@ -25,11 +25,12 @@ class DiskFolder {
   const Hash128& store() const { return store_; }
   std::filesystem::path operator/(const std::string& file) const { return path_ / file; }
 
-  // Takes it for as long as this object lives or until unlock(). Fails where another process has it all the time.
+  // Takes it for as long as this object lives or until unlock(). Fails where another process has it all the
+  // time.
   Result<void> lock(std::chrono::milliseconds patience = {});
   void unlock() { lock_ = Descriptor(); }
-  // Fills `index` with what is there, once it is locked. What a crash has left is removed; files that are not what
-  // they should be are named in the log and left alone.
+  // Fills `index` with what is there, once it is locked. What a crash has left is removed; files that are not
+  // what they should be are named in the log and left alone.
   Result<void> read(DiskIndex& index);
   // What cannot be removed is said once until one can be again.
   void remove(const std::vector<std::string>& files);

@@ -15,7 +15,8 @@ namespace fs = std::filesystem;
 
 // What another process does in the folder of a store that is not its own is over in a moment.
 constexpr auto kPatience = std::chrono::milliseconds(500);
-// Of neighbours so much more than is needed is removed, in parts of the limit: they need not be read each time.
+// Of neighbours so much more than is needed is removed, in parts of the limit: they need not be read each
+// time.
 constexpr uint64_t kSpare = 32;
 
 Hash128 store_hash(const Hash128& model, const std::string& layout) {

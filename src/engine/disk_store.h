@@ -2,8 +2,8 @@
 // begins with one that memory does not hold. Two threads of its own, one that writes and one that reads:
 // nobody who calls waits for the disk. Thread-safe.
 //
-// In the given folder, one folder for each model and layout of states, which belongs to one process at a time. The
-// limit is for all of them together, but for those that other processes have.
+// In the given folder, one folder for each model and layout of states, which belongs to one process at a
+// time. The limit is for all of them together, but for those that other processes have.
 #pragma once
 
 #include <atomic>

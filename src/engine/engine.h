@@ -156,7 +156,8 @@ using EventSink = std::function<void(Event)>;
 class Job {
  public:
   virtual ~Job() = default;
-  // True: it counts as cancelled. False: it had ended before, and its last event was delivered or is just being.
+  // True: it counts as cancelled. False: it had ended before, and its last event was delivered or is just
+  // being.
   virtual bool cancel() = 0;
 };
 
@@ -216,7 +217,7 @@ struct EngineMetrics {
   uint32_t running = 0;
   uint32_t waiting = 0;
   uint64_t jobs_finished = 0, jobs_failed = 0;
-  uint64_t jobs_cancelled = 0;  // by their owners, or by the end of the engine
+  uint64_t jobs_cancelled = 0;                        // by their owners, or by the end of the engine
   uint64_t prompt_tokens = 0, completion_tokens = 0;  // computed, of all jobs
   uint64_t thinking_closed = 0;                       // jobs that close_thinking made go on
   uint64_t passes = 0, bytes_read = 0;                // of the device

@@ -76,8 +76,8 @@ void Runner::admit() {
   }
 }
 
-// The session that has ended and is about to leave a beginning of the prompt of `job` (reuse()), but for a pass
-// that still holds its state.
+// The session that has ended and is about to leave a beginning of the prompt of `job` (reuse()), but for a
+// pass that still holds its state.
 std::shared_ptr<JobRecord> Runner::ending_before(const JobRecord& job) const {
   const auto found = std::ranges::find_if(running_, [&](const std::unique_ptr<Session>& session) {
     return !session->wanted() && session->leaves_beginning_of(job.request.prompt);

@@ -50,8 +50,8 @@ class Session {
     aside_ = std::move(checkpoint);
     unsaved_seconds_ = 0;
   }
-  // Of a cancelled job what was put aside, a beginning of the prompt, where the state is of no use to who asks
-  // for the same again: it failed or has read the whole prompt. Null: nothing.
+  // Of a cancelled job what was put aside, a beginning of the prompt, where the state is of no use to who
+  // asks for the same again: it failed or has read the whole prompt. Null: nothing.
   std::shared_ptr<Checkpoint> left_aside() const;
   // Whether the state, or what was put aside, is of a proper beginning of `prompt`; once the job has ended or
   // was cancelled. Of what was sampled the last is not known before its pass has come back: not looked at.

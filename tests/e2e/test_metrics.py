@@ -1,5 +1,8 @@
 """/metrics against what was done to the server: every counter is checked after a known set of requests."""
+import collections
+import random
 import re
+import time
 
 import httpx
 
@@ -66,3 +69,25 @@ def test_counters_are_what_happened():
     assert got["lily_generated_tokens_total"] >= got["lily_completion_tokens_total"] + 1
     assert got["lily_requests_running"] == got["lily_requests_waiting"] == 0
     assert sum(value for name, value in got.items() if name.startswith("lily_cache_prompts_total")) == 7
+
+
+def test_requests_end_as_their_jobs_do():
+    """Whatever a client has read when it leaves."""
+    source = random.Random("leaving")
+    with Server(None, "--parallel", "2", "--ctx", "4096") as server:
+        for i in range(60):
+            stream = source.random() < 0.5
+            leaving = server.send({"messages": [{"role": "user", "content": f"Number {i}"}], "max_tokens": 4, "stream": stream})
+            time.sleep(source.uniform(0, 0.03))
+            leaving.close()
+        server.wait_until(lambda: server.log().count(" finish=") == 60, "to log 60 requests")
+        server.wait_for_metric("lily_requests_running 0")
+        got = read(server)
+    ends = collections.Counter()
+    for name, value in got.items():
+        if name.startswith("lily_requests_total"):
+            ends[re.search(r'finish="(\w+)"', name).group(1)] += value
+    assert set(ends) <= {"stop", "length", "unread", "cancelled", "left"}
+    assert got['lily_jobs_total{end="finished"}'] == ends["stop"] + ends["length"] + ends["unread"]
+    assert got['lily_jobs_total{end="cancelled"}'] == ends["cancelled"]
+    assert sum(ends.values()) == 60 and ends["cancelled"] > 0

@@ -41,7 +41,7 @@ struct FakeControl {
   std::function<std::optional<Error>(size_t pass)> fail_collect;
   std::function<void(size_t pass)> on_collect;  // before a pass is computed; may throw
   std::function<std::optional<Error>(int state)> fail_new_state;
-  std::function<bool(uint32_t length)> fail_resume;                 // of a checkpoint of this length
+  std::function<bool(uint32_t length)> fail_resume;        // of a checkpoint of this length
   std::function<void(uint32_t length)> on_bytes;           // a checkpoint is asked for its size; may throw
   std::function<void(uint32_t length)> on_write, on_read;  // of a checkpoint; in another thread
   std::function<void(uint32_t begin, uint32_t end)> on_write_rows;  // the same

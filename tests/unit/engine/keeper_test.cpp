@@ -185,8 +185,8 @@ TEST_F(KeeperTest, AClientThatLeavesAndAsksAgainAtOnceFindsWhatWasRead) {
   EXPECT_EQ(again.content(), text_of(asked.prompt, 6));
 }
 
-// In company the pass is not dropped, and the state has read the whole prompt: too much for who asks for the same
-// again.
+// In company the pass is not dropped, and the state has read the whole prompt: too much for who asks for the
+// same again.
 TEST_F(KeeperTest, AClientThatLeavesWithTheEndOfItsPromptFindsTheBeginning) {
   unsaved_seconds = 0.05;
   control->pass_time = std::chrono::milliseconds(2);
@@ -318,7 +318,8 @@ TEST_F(KeeperTest, StatesThatWaitGoBeforeCheckpoints) {
   start_keeping(4 * 3 + 1 + 4);  // four that run, the empty checkpoint, and what the four leave
   std::vector<Collector> events(4);
   std::vector<std::unique_ptr<Job>> jobs;
-  for (int32_t i = 0; i < 4; ++i) jobs.push_back(submit(request(100, 40, 10 * i), events[static_cast<size_t>(i)]));
+  for (int32_t i = 0; i < 4; ++i)
+    jobs.push_back(submit(request(100, 40, 10 * i), events[static_cast<size_t>(i)]));
   for (Collector& one : events) ASSERT_TRUE(one.wait_end());
   EXPECT_EQ(control->states_made, 4);
   for (int32_t i = 0; i < 8; ++i) ask(numbers(200, i), 2);
