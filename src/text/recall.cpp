@@ -76,14 +76,18 @@ std::optional<std::string> text_of(const Message& message) {
   return text;
 }
 
-// The remembered answer that says what `message` says, or none. One with the same reasoning goes first.
-std::optional<std::vector<int32_t>> remembered(std::span<const int32_t> prefix, const Message& message,
+// The remembered answer that says what `message` says, or none. One with the same reasoning goes first. What
+// begins otherwise than the rendered answer is none: the template writes an answer that is over without its
+// think block, and no answer was ever given so.
+std::optional<std::vector<int32_t>> remembered(std::span<const int32_t> prompt,
+                                               const PromptTokens::Answer& place, const Message& message,
                                                int32_t end, const RecallSources& sources) {
   const std::optional<std::string> text = text_of(message);
   if (!text) return std::nullopt;
   const AnswerParts parts = answer_parts(message, python_strip(*text));
   std::optional<std::vector<int32_t>> other;
-  for (std::vector<int32_t>& ids : sources.memory.continuations(prefix, end)) {
+  for (std::vector<int32_t>& ids : sources.memory.continuations(prompt.first(place.begin), end)) {
+    if (ids.empty() || ids.front() != prompt[place.begin]) continue;
     const std::optional<ParsedOutput> answer = read_answer(ids, sources);
     if (!answer || !says_the_same(message, *answer)) continue;
     if (same_reasoning(parts, *answer)) return std::move(ids);
@@ -132,7 +136,7 @@ size_t recall_answers(PromptTokens& prompt, const std::vector<Message>& messages
     if (next == prompt.answers.size() || known < prompt.answers[next].begin) break;
     const PromptTokens::Answer& place = prompt.answers[next];
     const std::span<const int32_t> ids = prompt.ids;
-    const auto found = remembered(ids.first(place.begin), messages[place.message], *end, sources);
+    const auto found = remembered(ids, place, messages[place.message], *end, sources);
     if (!found || std::ranges::equal(*found, ids.subspan(place.begin, place.end - place.begin))) break;
     replace(prompt, next++, *found);
     ++put_back;

@@ -43,6 +43,18 @@ def test_reasoning_that_the_client_drops_is_in_the_prompt_all_the_same(server):
     assert metrics(server)["lily_cache_recalled_answers_total"] > 0
 
 
+def test_a_client_that_goes_back_finds_the_reasoning_that_later_prompts_dropped(server):
+    agent = Agent(server, "back", with_reasoning=False)
+    agent.turn()
+    first = agent.turn()
+    assert agent.messages[-2]["role"] == "tool", "the model was expected to call its tool"
+    there = agent.messages[:-1]
+    agent.turn()  # a new question: the template drops the reasoning before it
+    again = ask(server, there, tools=TOOLS, max_tokens=100)
+    assert again["usage"]["prompt_tokens"] == first["usage"]["prompt_tokens"] and said(again) == said(first)
+    assert reread(again) <= SLACK
+
+
 def test_what_the_client_changed_counts(server):
     agent = Agent(server, "changed", with_reasoning=True)
     first = agent.turn()

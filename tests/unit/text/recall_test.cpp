@@ -135,6 +135,21 @@ TEST_F(RecallTest, ReasoningThatWasNotReturnedComesBackAndOtherReasoningCounts) 
   EXPECT_TRUE(has(answer("my own"), "<think>\nmy own\n</think>"));
 }
 
+// A conversation that went on, and a client that goes back into it: the later prompt has the answer without
+// its thoughts.
+TEST_F(RecallTest, WhatALaterPromptHadOfAnAnswerIsNotWhatWasAnswered) {
+  const PromptTokens asked = rendered({user("go")});
+  remember(asked.ids, kOdd);
+  const std::vector<Message> loop{user("go"), called(R"({"x": 2, "y": "b"})"), tool("found")};
+  std::vector<Message> later = loop;
+  later.push_back(said("fine"));
+  later.push_back(user("next"));
+  memory.all.push_back(rendered(later).ids);
+  PromptTokens prompt = rendered(loop);
+  EXPECT_EQ(recall(prompt, loop), 1U);
+  EXPECT_NE(text(prompt).find("<think>\nso\n\n</think>"), std::string::npos) << text(prompt);
+}
+
 TEST_F(RecallTest, WhatSaysSomethingElseIsRenderedAsItWasSent) {
   const PromptTokens asked = rendered({user("go")});
   remember(asked.ids, kOdd);
