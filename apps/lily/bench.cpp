@@ -153,7 +153,7 @@ Result<Loaded> load(const Options& options, const Bench& bench, const std::atomi
   LILY_TRY(loaded.file, options.random ? make_random_model(source.synth, options.scratch)
                                        : WeightFile::open(source.folder));
   loaded.name = source.name;
-  PlanOptions plan = options.device.plan;
+  PlanOptions plan = plan_options(options.device, loaded.backend->device());
   plan.context = bench.context;
   plan.sequences = bench.sequences;
   LILY_TRY(loaded.plan, make_plan(loaded.file->shape(), plan));

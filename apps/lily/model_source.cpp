@@ -144,6 +144,12 @@ Result<fs::path> find_model(const std::string& model) {
   return snapshot_of(repository);
 }
 
+PlanOptions plan_options(const DeviceOptions& options, const DeviceInfo& device) {
+  PlanOptions plan = options.plan;
+  plan.chunk = options.chunk.value_or(device.chunk);
+  return plan;
+}
+
 void add_compute_options(CLI::App& app, DeviceOptions& options) {
   app.add_option("--device", options.device, "auto, or one that `lily devices` lists");
   app.add_option("--threads", options.backend.threads,
@@ -151,7 +157,9 @@ void add_compute_options(CLI::App& app, DeviceOptions& options) {
       ->check(CLI::Range(0U, kMostThreads));
   app.add_option("--isa", options.backend.isa,
                  "instruction set of the CPU kernels; empty = the best this machine has");
-  app.add_option("--chunk", options.plan.chunk, "prompt tokens computed in one step")
+  app.add_option(
+         "--chunk", options.chunk,
+         "prompt tokens computed in one step: running answers wait for it; absent = as suits the device")
       ->check(CLI::Range(1U, Limits::kMaxChunk));
 }
 
@@ -204,12 +212,12 @@ Result<LoadedModel> load_model(const std::string& model, const DeviceOptions& op
     LILY_TRY(generation, read_generation_config(folder, file->shape()));
     LILY_TRY(tokenizer, load_tokenizer(folder, file->shape().vocab));
   }
-  LILY_TRY(Plan plan, make_plan(file->shape(), options.plan));
   BackendOptions backend_options = options.backend;
   if (options.repack_cache) {
     backend_options.packed_cache = folder / "packed-cpu.lily";
   }
   LILY_TRY(auto backend, make_backend(options.device, backend_options));
+  LILY_TRY(Plan plan, make_plan(file->shape(), plan_options(options, backend->device())));
   LILY_TRY(const MemoryNeed need, load_backend(*backend, *file, plan, folder.filename().string()));
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   log_info("{}: {} layers of '{}', {}, on {} in {:.2f} s", folder.string(), file->shape().layers,

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <filesystem>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "backend/backend.h"
@@ -27,8 +28,11 @@ struct DeviceOptions {
   std::string device = "auto";
   BackendOptions backend;
   bool repack_cache = false;  // backend.packed_cache lies in the model's folder
-  PlanOptions plan;
+  PlanOptions plan;           // but for the chunk
+  std::optional<uint32_t> chunk;
 };
+// With the chunk that was named, else that of the device.
+PlanOptions plan_options(const DeviceOptions& options, const DeviceInfo& device);
 void add_compute_options(CLI::App& app, DeviceOptions& options);
 // For commands that load a checkpoint: --repack-cache too.
 void add_device_options(CLI::App& app, DeviceOptions& options);

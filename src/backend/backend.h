@@ -129,6 +129,9 @@ struct DeviceInfo {
   uint64_t memory_bytes = 0;
   double peak_bytes_per_second = 0;  // measured read bandwidth; 0 = not measured
   std::vector<std::string> features{};
+  // Rows of a prompt in a pass where the user names none: so many that its kernels are near their best, and
+  // no more, for running answers wait that long.
+  uint32_t chunk = Limits::kDefaultChunk;
 };
 
 // What the device can do at most with the threads it was given, measured. Every speed is a share of one of

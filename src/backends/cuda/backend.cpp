@@ -20,6 +20,10 @@ namespace {
 constexpr uint64_t kLeftFree = uint64_t{256} << 20;  // for the driver: modules, graphs, local memory
 constexpr uint64_t kReadBytes = uint64_t{2} << 30;
 constexpr int kLimitRuns = 8;
+// Rows of a prompt in a pass: between 512, where the weights of the experts cost more than the rows do, and
+// 2,048, which is near the best speed and keeps running answers waiting for 43 ms on an H200
+// (docs/BENCHMARKS.md).
+constexpr uint32_t kChunk = 1'024;
 
 double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
@@ -90,7 +94,8 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create() {
                                  gigabytes(properties.totalGlobalMem), impl.traits.compute_capability),
       .memory_bytes = properties.totalGlobalMem,
       .peak_bytes_per_second = 0,
-      .features = {fmt::format("sm_{}", impl.traits.compute_capability)}};
+      .features = {fmt::format("sm_{}", impl.traits.compute_capability)},
+      .chunk = kChunk};
   return backend;
 }
 
