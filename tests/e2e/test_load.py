@@ -134,5 +134,6 @@ def test_many_requests():
     lines = re.findall(r"(chatcmpl-\w+) (\d+)( stream)? finish=(\S+)", log)
     assert len({line[0] for line in lines}) == len(lines), "a request ended twice"
     assert REQUESTS * 0.85 <= len(lines) <= REQUESTS + len(expected)  # who leaves at once was perhaps never heard
-    assert {line[3] for line in lines} <= {"stop", "length", "tool_calls", "cancelled", "error", "context_length_exceeded", "queue_full"}
+    ends_of_log = {"stop", "length", "tool_calls", "cancelled", "left", "unread", "error", "context_length_exceeded", "queue_full"}
+    assert {line[3] for line in lines} <= ends_of_log
     print(f"{REQUESTS} requests: {dict(ends)}, ended {dict(Counter(line[3] for line in lines))}, memory in MiB {[m >> 20 for m in memory]}")
