@@ -15,9 +15,6 @@
 
 #include "backends/cuda/model.h"
 #include "backends/cuda/state.h"
-#ifdef LILY_STEP_TRACE
-#include "backends/cuda/kernels/step_trace.h"
-#endif
 #include "tests/support/random_weights.h"
 
 namespace {
@@ -110,71 +107,18 @@ class Bench {
     std::printf("head %.2f, ", time(4, [&](uint32_t) { return model_.head(nullptr, rows); }));
     const double layers = time(40, layer);
     std::printf("layer %.2f, 40 layers %.1f", layers, layers * 40);
-    if (rows <= model_.step_rows()) {
-      std::printf(", whole step of %u layers and head %.1f", kLayers, whole_step(segments, rows));
-    }
+    const std::vector<int32_t> ids(rows, 42);
+    auto* const ids_at = reinterpret_cast<int32_t*>(tables_.bytes() + 3072);
+    must(copy_to_device(ids_at, ids.data(), rows * 4, queue_));
+    std::printf(", step of %u layers and head %.1f", kLayers, time(1, [&](uint32_t) -> Result<void> {
+                  LILY_TRY_VOID(model_.step(ids_at, nullptr, batch));
+                  return model_.unwrite(model_.relayed(rows));
+                }));
     std::printf("\n");
     std::fflush(stdout);
   }
 
  private:
-  // Microseconds of a whole step. Not in a graph: every launch has a tag of its own.
-  double whole_step(const std::vector<cuda::Segment>& segments, uint32_t rows) {
-    const std::vector<int32_t> ids(rows, 42);
-    auto* const at = reinterpret_cast<int32_t*>(tables_.bytes() + 3072);
-    must(copy_to_device(at, ids.data(), rows * 4, queue_));
-    must(copy_to_device(tables_.bytes(), segments.data(), rows * sizeof(cuda::Segment), queue_));
-    Event start = must(Event::create());
-    Event end = must(Event::create());
-    std::vector<double> seconds;
-    for (int run = 0; run <= kRuns; ++run) {
-      must(start.record(queue_));
-      for (int i = 0; i < kReplays; ++i) {
-        must(model_.whole_step(at, nullptr, tables_.as<cuda::Segment>(),
-                               reinterpret_cast<const uint32_t*>(tables_.bytes() + 2048), rows));
-      }
-      must(end.record(queue_));
-      must(end.wait());
-      if (run > 0) {
-        seconds.push_back(must(end.seconds_since(start)) / kReplays);
-      }
-    }
-    std::sort(seconds.begin(), seconds.end());
-#ifdef LILY_STEP_TRACE
-    print_trace();
-#endif
-    return seconds[seconds.size() / 2] * 1e6;
-  }
-#ifdef LILY_STEP_TRACE
-  // Cycles from mark to mark of the last launch, the mean over the layers of a kind.
-  void print_trace() {
-    static long long marks[step::kTraceThreads][step::kTraceLayers][step::kMarks];
-    must(static_cast<cudaError_t>(read_step_trace(marks)));
-    static const char* const names[] = {"wait in",    "multiply in", "mixer", "wait out", "multiply out",
-                                        "bring rows", "router",      "route", "gate_up",  "down"};
-    for (uint32_t thread = 0; thread < step::kTraceThreads; ++thread) {
-      for (const bool attention : {false, true}) {
-        std::printf("\n  thread %u, %-10s", thread, attention ? "attention" : "delta net");
-        for (uint32_t mark = 0; mark + 1 < step::kMarks; ++mark) {
-          double sum = 0;
-          int count = 0;
-          for (uint32_t layer = 1; layer < kLayers; ++layer) {
-            if ((layer % 4 == 3) == attention) {
-              sum += static_cast<double>(marks[thread][layer][mark + 1] - marks[thread][layer][mark]);
-              ++count;
-            }
-          }
-          std::printf(" %s %.0f", names[mark], sum / count);
-        }
-      }
-      std::printf("\n  thread %u, head: %lld + %lld", thread,
-                  marks[thread][kLayers][1] - marks[thread][kLayers][0],
-                  marks[thread][kLayers][2] - marks[thread][kLayers][1]);
-    }
-    std::printf("\n");
-  }
-#endif
-
   // Microseconds of one call in a graph of `count`.
   double time(uint32_t count, const std::function<Result<void>(uint32_t)>& call) {
     must(cudaStreamBeginCapture(queue_, cudaStreamCaptureModeThreadLocal));

@@ -157,4 +157,11 @@ struct PrefillBatch {
   Stream queue;
 };
 
+// Memory in which kernels hand values on (kernels/decode.h), to be made ready for the next step.
+struct UnwriteArgs {
+  uint8_t* memory;  // 16-byte aligned; may be null
+  uint64_t bytes;   // a multiple of 16
+};
+inline constexpr uint32_t kUnwriteBlocks = 256;
+
 }  // namespace lily::cuda

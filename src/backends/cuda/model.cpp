@@ -8,18 +8,10 @@
 namespace lily::cuda {
 namespace {
 
-uint32_t padded(uint32_t rows) { return (rows + kTileRows - 1) / kTileRows * kTileRows; }
-uint32_t mixed_width(const Dims& d) {
-  return std::max(padded(conv_channels(d) + value_width(d) + 2 * d.v_heads),
-                  padded(2 * q_width(d) + 2 * kv_width(d)));
-}
-uint32_t heads_width(const Dims& d) { return std::max(value_width(d), q_width(d)); }
-uint32_t router_width(const Dims& d) { return padded(d.experts + 1); }
-
 // What is allocated, in bytes; the members of DeviceModel in order.
 struct Sizes {
   uint64_t stream, feed_x, feed_part, head_x, head_part, mixed, heads_x, heads_part, partial, partial_ml,
-      router, h, routing, logits, best, experts_used, step_layers, step_board, rotary, prefill;
+      router, h, routing, logits, best, experts_used, relay, rotary, prefill;
 };
 Sizes sizes_of(const Plan& plan) {
   const Dims d = dims_of(plan.shape);
@@ -41,8 +33,7 @@ Sizes sizes_of(const Plan& plan) {
           .logits = small * d.vocab * 4,
           .best = small * slices_of(d.vocab) * sizeof(SliceBest),
           .experts_used = uint64_t{d.layers} * DeviceModel::kExpertWords * 4,
-          .step_layers = d.layers * sizeof(StepLayer),
-          .step_board = step_board_bytes(d, std::min(plan.sequences, kWholeStepRows)),
+          .relay = (d.layers + 1) * relay_bytes(d, std::min(plan.sequences, kRelayedStepRows)),
           .rotary = uint64_t{plan.context} * kRotaryDim * 4,
           .prefill = prefill_workspace_bytes(d, plan.max_rows)};
 }
@@ -53,7 +44,7 @@ uint64_t DeviceModel::workspace_bytes(const Plan& plan) {
   const Sizes s = sizes_of(plan);
   return s.stream + s.feed_x + s.feed_part + s.head_x + s.head_part + s.mixed + s.heads_x + s.heads_part +
          s.partial + s.partial_ml + s.router + s.h + s.routing + 2 * s.logits + s.best + s.experts_used +
-         s.step_layers + s.step_board + s.rotary + s.prefill;
+         s.relay + s.rotary + s.prefill;
 }
 
 DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& meter, Stream queue)
@@ -61,7 +52,7 @@ DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& me
 
 Result<void> DeviceModel::allocate() {
   const Sizes s = sizes_of(plan_);
-  const std::array<std::pair<DeviceMemory*, uint64_t>, 21> parts{{{&stream_, s.stream},
+  const std::array<std::pair<DeviceMemory*, uint64_t>, 20> parts{{{&stream_, s.stream},
                                                                   {&feed_x_, s.feed_x},
                                                                   {&feed_squares_, s.feed_part},
                                                                   {&head_x_, s.head_x},
@@ -78,8 +69,7 @@ Result<void> DeviceModel::allocate() {
                                                                   {&adjusted_, s.logits},
                                                                   {&best_, s.best},
                                                                   {&experts_used_, s.experts_used},
-                                                                  {&step_layers_, s.step_layers},
-                                                                  {&step_board_, s.step_board},
+                                                                  {&relay_, s.relay},
                                                                   {&rotary_, s.rotary},
                                                                   {&prefill_, s.prefill}}};
   for (const auto& [memory, bytes] : parts) {
@@ -114,7 +104,8 @@ Result<void> DeviceModel::load(const ModelWeights& weights, FunctionRef<void(dou
       takes_prefill_ = takes_prefill_ && prefill_takes(*matrix);
     }
   }
-  LILY_TRY_VOID(prepare_whole_step());
+  relay_rows_ = most_relayed();
+  LILY_TRY_VOID(unwrite({relay_.bytes(), relay_.size()}));
   return finish(queue_);
 }
 
@@ -124,15 +115,16 @@ Feed DeviceModel::feed_at(uint32_t row) const {
 }
 
 StreamArgs DeviceModel::stream_from(uint32_t row, const float* next_norm) const {
-  return {stream() + size_t{row} * dims_.hidden, next_norm, feed_at(row), dims_.hidden};
+  float* const at = stream() + size_t{row} * dims_.hidden;
+  return {at, at, next_norm, feed_at(row), dims_.hidden};
 }
 
-const float* DeviceModel::norm_after_moe(uint32_t layer) const {
-  return layer + 1 < dims_.layers ? views().layers[layer + 1].input_norm() : views().final_norm;
+const float* DeviceModel::norm_before(uint32_t layer) const {
+  return layer < dims_.layers ? views().layers[layer].input_norm() : views().final_norm;
 }
 
 Result<void> DeviceModel::project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows,
-                                  float* y) {
+                                  float* y, const Relay& relay) {
   return project_rows({.w = w,
                        .feed = feed,
                        .y = y,
@@ -140,13 +132,14 @@ Result<void> DeviceModel::project(const PackedMatrix& w, const Feed& feed, Scali
                        .rows = rows,
                        .scaling = scaling,
                        .to = {},
+                       .relay = relay,
                        .stages = 0,
                        .blocks = 0,
                        .shared = 0});
 }
 
 Result<void> DeviceModel::project_to_stream(const PackedMatrix& w, const Feed& feed, Scaling scaling,
-                                            uint32_t rows, const StreamArgs& to) {
+                                            uint32_t rows, const StreamArgs& to, const Relay& relay) {
   return project_rows({.w = w,
                        .feed = feed,
                        .y = nullptr,
@@ -154,6 +147,7 @@ Result<void> DeviceModel::project_to_stream(const PackedMatrix& w, const Feed& f
                        .rows = rows,
                        .scaling = scaling,
                        .to = to,
+                       .relay = relay,
                        .stages = 0,
                        .blocks = 0,
                        .shared = 0});
@@ -172,8 +166,7 @@ Result<void> DeviceModel::project_rows(ProjectArgs args) {
     LILY_TRY_VOID(check(launch_project(args, queue_), "a projection"));
     args.feed = args.feed.from(args.rows, inputs);
     args.y = args.y != nullptr ? args.y + size_t{args.rows} * args.ld_y : nullptr;
-    args.to.stream += size_t{args.rows} * args.to.hidden;
-    args.to.feed = args.to.feed.from(args.rows, args.to.hidden);
+    args.to = args.y == nullptr ? args.to.from_row(args.rows) : args.to;
   }
   return {};
 }

@@ -6,7 +6,7 @@
 #include "backends/cuda/kernels/decode.h"
 #include "backends/cuda/kernels/prefill.h"
 #include "backends/cuda/kernels/sample.h"
-#include "backends/cuda/kernels/whole_step.h"
+#include "backends/cuda/places.h"
 #include "backends/cuda/residency.h"
 #include "backends/cuda/tuning.h"
 #include "model/plan.h"
@@ -24,6 +24,7 @@ struct Batch {
   uint32_t segment_count = 0;
   bool single = false;   // every segment has one row, and nothing before it in the pass writes its state
   bool prefill = false;  // through the kernels for many rows: else at most kSmallRows rows
+  bool relayed = false;  // part of a step(): its blocks run in order from the embedding to the head
 };
 
 // Which norm the feed that a block leaves is for.
@@ -51,13 +52,13 @@ class DeviceModel {
   // rows 0, 1, .. whose feed is that for the head.
   Result<void> head(const uint32_t* rows_of, uint32_t rows);
 
-  // The most rows, each of a sequence of its own, that whole_step() takes: 0 where the device or the formats
-  // of the weights do not allow it.
-  uint32_t step_rows() const { return step_rows_; }
-  // From the ids, in tables as embed() and Batch have them, to logits(): the blocks above in one kernel, to
-  // the bit.
-  Result<void> whole_step(const int32_t* ids, const int32_t* const* sampled, const Segment* segments,
-                          const uint32_t* row_segment, uint32_t rows);
+  // From the ids to logits(), for rows of one sequence each (`batch.single`): the blocks above, in which up
+  // to relay_rows() rows are handed from kernel to kernel while these are at work.
+  Result<void> step(const int32_t* ids, const int32_t* const* sampled, Batch batch);
+  uint32_t relay_rows() const { return relay_rows_; }
+  // What a step of `rows` rows leaves to be unwritten before the next one: by sampling, or by unwrite().
+  UnwriteArgs relayed(uint32_t rows) const;
+  Result<void> unwrite(const UnwriteArgs& args);
 
   const Plan& plan() const { return plan_; }
   const Dims& dims() const { return dims_; }
@@ -73,15 +74,20 @@ class DeviceModel {
 
  private:
   Result<void> allocate();
-  Result<void> prepare_whole_step();
-  EmbedArgs embed_args(const int32_t* ids, const int32_t* const* sampled, uint32_t rows) const;
-  Result<void> project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows, float* y);
+  uint32_t most_relayed() const;
+  Result<void> embed_to(const StreamArgs& to, const int32_t* ids, const int32_t* const* sampled,
+                        uint32_t rows);
+  Places places(uint32_t layer, const Batch& batch) const;
+  Places relay(uint32_t layer, uint32_t rows) const;
+  Result<void> project_head(const Feed& feed, uint32_t rows, const Relay& relay);
+  Result<void> project(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows, float* y,
+                       const Relay& relay);
   Result<void> project_to_stream(const PackedMatrix& w, const Feed& feed, Scaling scaling, uint32_t rows,
-                                 const StreamArgs& to);
+                                 const StreamArgs& to, const Relay& relay);
   Result<void> project_rows(ProjectArgs args);
   StreamArgs stream_from(uint32_t row, const float* next_norm) const;
   Feed feed_at(uint32_t row) const;
-  const float* norm_after_moe(uint32_t layer) const;
+  const float* norm_before(uint32_t layer) const;  // of a mixer, or behind the last layer of the head
   PrefillBatch prefill_batch(uint32_t layer, const Batch& batch) const;
 
   const Plan plan_;
@@ -103,10 +109,9 @@ class DeviceModel {
   DeviceMemory routing_;                  // the mark, and 256 bytes on the words of Published
   uint32_t routings_ = 0;                 // tags used
   DeviceMemory logits_, adjusted_, best_;
-  DeviceMemory experts_used_;              // [layers][kExpertWords]
-  DeviceMemory step_layers_, step_board_;  // of a whole step
-  uint32_t step_rows_ = 0;
-  uint32_t step_tag_ = 0;  // of the last launch
+  DeviceMemory experts_used_;  // [layers][kExpertWords]
+  DeviceMemory relay_;         // what the kernels of a step hand on: every layer has its own
+  uint32_t relay_rows_ = 0;
   DeviceMemory rotary_;
   DeviceMemory prefill_;
 };

@@ -103,34 +103,14 @@ Result<void> PassRunner::capture(uint32_t rows) {
                     .row_segment = at.row_segment,
                     .segment_count = rows,
                     .single = true,
-                    .prefill = false};
+                    .prefill = false,
+                    .relayed = false};
   const std::lock_guard lock(capture_mutex());
   LILY_TRY_VOID(
       check(cudaStreamBeginCapture(model_.queue(), cudaStreamCaptureModeThreadLocal), "capturing a graph"));
-  Result<void> queued = model_.embed(at.ids, at.sampled, rows);
-  for (const Step& step : program_) {
-    if (!queued) {
-      break;
-    }
-    switch (step.kind) {
-      case StepKind::embed:
-        break;
-      case StepKind::delta_net:
-        queued = model_.delta_net(step.layer, batch);
-        break;
-      case StepKind::attention:
-        queued = model_.attention(step.layer, batch);
-        break;
-      case StepKind::moe:
-        queued = model_.moe(step.layer, batch);
-        break;
-      case StepKind::head:
-        queued = model_.head(nullptr, rows);
-        break;
-    }
-  }
+  Result<void> queued = model_.step(at.ids, at.sampled, batch);
   if (queued) {
-    queued = sample(0, rows, small_);
+    queued = sample(0, rows, small_, model_.relayed(rows));
   }
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(model_.queue(), &graph);
@@ -178,11 +158,7 @@ Result<void> PassRunner::queue_pass(const Pass& pass, PassRecord& record) {
   const Stream queue = model_.queue();
   LILY_TRY_VOID(record.start.record(queue));
   LILY_TRY_VOID(record.tables->upload(record.copy, queue));
-  if (decode && record.rows <= model_.step_rows()) {
-    const PassTables::View at = small_.device();
-    LILY_TRY_VOID(model_.whole_step(at.ids, at.sampled, at.segments, at.row_segment, record.rows));
-    LILY_TRY_VOID(sample(0, record.rows, small_));
-  } else if (decode) {
+  if (decode) {
     LILY_TRY_VOID(check(cudaGraphLaunch(graphs_[record.rows - 1]->exec, queue), "starting a graph"));
   } else {
     LILY_TRY_VOID(run_steps(pass, record));
@@ -363,7 +339,8 @@ Result<void> PassRunner::keep_states(uint32_t layer, const Batch& batch, const P
   return {};
 }
 
-Result<void> PassRunner::sample(uint32_t first, uint32_t rows, const PassTables& tables) {
+Result<void> PassRunner::sample(uint32_t first, uint32_t rows, const PassTables& tables,
+                                const UnwriteArgs& unwrite) {
   const SampleArgs args{.logits = model_.logits(),
                         .vocab = plan_.shape.vocab,
                         .rows = rows,
@@ -373,7 +350,8 @@ Result<void> PassRunner::sample(uint32_t first, uint32_t rows, const PassTables&
                         .adjusted = model_.adjusted(),
                         .best = model_.slice_best(),
                         .tokens = tables.tokens() + first,
-                        .finite = tables.finite() + first};
+                        .finite = tables.finite() + first,
+                        .unwrite = unwrite};
   return check(launch_sample(args, model_.queue()), "sampling");
 }
 
@@ -383,7 +361,7 @@ Result<void> PassRunner::run_head(const PassRecord& record, PassRecord& to) {
   for (uint32_t first = 0; first < record.wanted; first += kSmallRows) {
     const uint32_t rows = std::min(kSmallRows, record.wanted - first);
     LILY_TRY_VOID(model_.head(tables.device().wanted + first, rows));
-    LILY_TRY_VOID(sample(first, rows, tables));
+    LILY_TRY_VOID(sample(first, rows, tables, {}));
     for (const SliceRecord& slice : record.slices) {
       for (uint32_t i = 0; i < slice.logits_rows; ++i) {
         const uint32_t at = slice.first_wanted + i;

@@ -89,7 +89,7 @@ class PassRunner {
   Result<void> keep_states(uint32_t layer, const Batch& batch, const PassRecord& record);
   Result<void> run_head(const PassRecord& record, PassRecord& to);
   Result<void> probe(const Step& step, const Probe& see, const PassRecord& record);
-  Result<void> sample(uint32_t first, uint32_t rows, const PassTables& tables);
+  Result<void> sample(uint32_t first, uint32_t rows, const PassTables& tables, const UnwriteArgs& unwrite);
   Result<void> capture(uint32_t rows);
   bool is_decode(const Pass& pass, const PassRecord& record) const;
 

@@ -4,17 +4,8 @@
 #include <cstdint>
 
 #include "backends/cuda/kernels/decode.h"
-#include "backends/cuda/kernels/whole_step.h"
 
 namespace lily::cuda {
-
-// Decoding passes of up to so many rows are one kernel. None are, unless the build asks for it: that kernel
-// has run on the emulated grid of the tests, and never on a device.
-#ifdef LILY_CUDA_WHOLE_STEP
-inline constexpr uint32_t kWholeStepRows = kStepRows;
-#else
-inline constexpr uint32_t kWholeStepRows = 0;
-#endif
 
 // What matters of a device.
 struct DeviceTraits {

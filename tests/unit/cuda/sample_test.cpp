@@ -80,7 +80,8 @@ class Row {
                           .adjusted = adjusted_.as<float>(),
                           .best = best_.as<SliceBest>(),
                           .tokens = out_.as<int32_t>(),
-                          .finite = out_.as<uint32_t>() + 1};
+                          .finite = out_.as<uint32_t>() + 1,
+                          .unwrite = {}};
     EXPECT_TRUE(check(launch_sample(args, nullptr), "sampling").has_value());
     std::array<int32_t, 3> found{};
     EXPECT_TRUE(copy_to_host(found.data(), out_.bytes(), sizeof(found), nullptr).has_value());
@@ -143,7 +144,11 @@ TEST_F(CudaSample, Greedy) { compare(kQwen36.vocab, 3, {.mode = Sampling::Mode::
 TEST_F(CudaSample, AsTheModelCardSays) {
   compare(kQwen36.vocab, 3, {.mode = Sampling::Mode::random, .top_k = 20, .top_p = 0.95F}, 20);
   compare(kTiny.vocab, 3,
-          {.mode = Sampling::Mode::random, .temperature = 0.7F, .top_k = 20, .top_p = 0.8F, .presence_penalty = 1.5F},
+          {.mode = Sampling::Mode::random,
+           .temperature = 0.7F,
+           .top_k = 20,
+           .top_p = 0.8F,
+           .presence_penalty = 1.5F},
           20);
 }
 
@@ -183,7 +188,8 @@ TEST_F(CudaSample, EqualLogitsAndUnusableOnes) {
   EXPECT_EQ(row.run(logits, {.mode = Sampling::Mode::greedy}, 3).token, 0);
   for (uint64_t position = 0; position < 10; ++position) {
     const Sampling sampling{.mode = Sampling::Mode::random, .top_k = 300};
-    EXPECT_EQ(row.run(logits, sampling, position).token, sample(logits, sampling, row.counts, position, scratch).token);
+    EXPECT_EQ(row.run(logits, sampling, position).token,
+              sample(logits, sampling, row.counts, position, scratch).token);
     row.begin({}, {});
   }
   logits[4000] = std::numeric_limits<float>::quiet_NaN();

@@ -2,25 +2,27 @@
 
 namespace lily::cuda {
 
-EmbedArgs DeviceModel::embed_args(const int32_t* ids, const int32_t* const* sampled, uint32_t rows) const {
+Result<void> DeviceModel::embed_to(const StreamArgs& to, const int32_t* ids, const int32_t* const* sampled,
+                                   uint32_t rows) {
   const EmbedTable& table = views().embed;
-  return {.codes = table.codes,
-          .scales = table.scales,
-          .biases = table.biases,
-          .bits = table.bits,
-          .group = table.group,
-          .scale_kind = table.scale_kind,
-          .vocab = dims_.vocab,
-          .ids = ids,
-          .sampled = sampled,
-          .rows = rows,
-          .clear = experts_used(),
-          .clear_count = dims_.layers * kExpertWords,
-          .to = stream_from(0, views().layers[0].input_norm())};
+  const EmbedArgs args{.codes = table.codes,
+                       .scales = table.scales,
+                       .biases = table.biases,
+                       .bits = table.bits,
+                       .group = table.group,
+                       .scale_kind = table.scale_kind,
+                       .vocab = dims_.vocab,
+                       .ids = ids,
+                       .sampled = sampled,
+                       .rows = rows,
+                       .clear = experts_used(),
+                       .clear_count = dims_.layers * kExpertWords,
+                       .to = to};
+  return check(launch_embed(args, queue_), "the embedding");
 }
 
 Result<void> DeviceModel::embed(const int32_t* ids, const int32_t* const* sampled, uint32_t rows) {
-  return check(launch_embed(embed_args(ids, sampled, rows), queue_), "the embedding");
+  return embed_to(stream_from(0, views().layers[0].input_norm()), ids, sampled, rows);
 }
 
 Result<void> DeviceModel::prepare(uint32_t layer, Next next, uint32_t first_row, uint32_t rows) {

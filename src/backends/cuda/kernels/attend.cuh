@@ -37,62 +37,81 @@ __device__ __forceinline__ RowPlace place_of(const AttendArgs& a, uint32_t row) 
   return {segment, segment.position + (row + a.first_row - segment.first_row)};
 }
 
-// Where a launch of its own finds the projections: q | gate of each head, k, v of a row, in memory. Lane gets
-// values lane + 32 i of a head.
-struct MixedRow {
-  const float* from;
-  __device__ __forceinline__ void operator()(float (&x)[kEach]) const {
+// Values lane + 32 i of a head's projection.
+struct HeadValues {
+  float x[kEach];
+  template <bool kRelayed>
+  __device__ __forceinline__ void load(const float* from) {
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
-      x[i] = load_l2(from + i * 32 + (threadIdx.x & 31));
+      x[i] = read<kRelayed>(from + i * 32 + (threadIdx.x & 31));
     }
   }
-  __device__ __forceinline__ MixedRow at(uint32_t value) const { return {from + value}; }
+  __device__ __forceinline__ bool missing() const {
+    bool any = false;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      any = any || unwritten(x[i]);
+    }
+    return any;
+  }
 };
 
-// A head normalised and turned; lane holds values lane + 32 i. The pair of a rotation lies in one lane.
-template <class Read>
-__device__ __forceinline__ void norm_and_turn(float (&x)[kEach], const Read& read, const float* norm,
-                                              const float* rotary, uint32_t position) {
-  const uint32_t lane = threadIdx.x & 31;
-  read(x);
+// What a head is normalised and turned by, asked for before its values are there.
+struct Turn {
+  HeadValues norm;
+  float2 turn;
+  __device__ __forceinline__ Turn(const float* weights, const float* rotary, uint32_t position) {
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      norm.x[i] = weights[i * 32 + lane];
+    }
+    turn = reinterpret_cast<const float2*>(rotary)[size_t{position} * (kRotaryDim / 2) + lane];
+  }
+};
+// The pair of a rotation lies in one lane.
+__device__ __forceinline__ void norm_and_turn(HeadValues& v, const Turn& by) {
   float square = 0;
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i) {
-    square = fmaf(x[i], x[i], square);
+    square = fmaf(v.x[i], v.x[i], square);
   }
   const float factor = rsqrtf(sum_lanes<32>(square) / static_cast<float>(kHeadDim) + kEps);
 #pragma unroll
   for (uint32_t i = 0; i < kEach; ++i) {
-    x[i] = x[i] * factor * norm[i * 32 + lane];
+    v.x[i] = v.x[i] * factor * by.norm.x[i];
   }
-  const float2 turn = reinterpret_cast<const float2*>(rotary)[size_t{position} * (kRotaryDim / 2) + lane];
-  const float a = x[0];
-  const float b = x[1];
-  x[0] = a * turn.x - b * turn.y;
-  x[1] = b * turn.x + a * turn.y;
+  const float a = v.x[0];
+  const float b = v.x[1];
+  v.x[0] = a * by.turn.x - b * by.turn.y;
+  v.x[1] = b * by.turn.x + a * by.turn.y;
 }
 
-// Key and value of one row to its page: one warp.
-template <class Read>
-__device__ __forceinline__ void write_key_value(const AttendArgs& a, const RowPlace& place, const Read& mixed,
-                                                uint32_t head) {
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t key = a.dims.q_heads * 2 * kHeadDim + head * kHeadDim;
-  float x[kEach];
-  float value[kEach];
-  norm_and_turn(x, mixed.at(key), a.k_norm, a.rotary, place.position);
-  mixed.at(key + kv_width(a.dims))(value);
-  uint16_t* const page = place.segment.pages[place.position / kPageTokens];
-  const size_t token = (place.position % kPageTokens) * kHeadDim;
-  uint16_t* const keys = page + page_offset(a.dims, a.layer, 0, head) + token;
-  uint16_t* const values = page + page_offset(a.dims, a.layer, 1, head) + token;
-#pragma unroll
-  for (uint32_t i = 0; i < kEach; ++i) {
-    keys[i * 32 + lane] = to_bf16(x[i]);
-    values[i * 32 + lane] = to_bf16(value[i]);
+// One warp: key and value of one row to its page.
+struct KeyValue {
+  HeadValues key, value;
+  template <bool kRelayed>
+  __device__ __forceinline__ void load(const AttendArgs& a, uint32_t row, uint32_t head) {
+    const float* const from = a.mixed + size_t{row} * a.ld + a.dims.q_heads * 2 * kHeadDim + head * kHeadDim;
+    key.load<kRelayed>(from);
+    value.load<kRelayed>(from + kv_width(a.dims));
   }
-}
+  __device__ __forceinline__ void store(const AttendArgs& a, const RowPlace& place, uint32_t head,
+                                        const Turn& turn) {
+    const uint32_t lane = threadIdx.x & 31;
+    norm_and_turn(key, turn);
+    uint16_t* const page = place.segment.pages[place.position / kPageTokens];
+    const size_t token = (place.position % kPageTokens) * kHeadDim;
+    uint16_t* const keys = page + page_offset(a.dims, a.layer, 0, head) + token;
+    uint16_t* const values = page + page_offset(a.dims, a.layer, 1, head) + token;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      keys[i * 32 + lane] = to_bf16(key.x[i]);
+      values[i * 32 + lane] = to_bf16(value.x[i]);
+    }
+  }
+};
 
 // What a warp has seen of its tokens: for heads 2t and 2t + 1 of lane t, the largest score and this lane's
 // part of the sum of weights; values as 16 blocks of 16 dims x 8 heads.
@@ -189,9 +208,8 @@ struct Part {
 };
 
 // The warps' results to one, to memory: the threads of a head go over its values.
-template <class PutSplit>
 __device__ __forceinline__ void merge_warps(const AttendArgs& a, const uint8_t* of_warps, uint32_t warp_bytes,
-                                            const Part& part, const PutSplit& put_split) {
+                                            const Part& part) {
   const uint32_t warps = a.warps;
   const uint32_t threads = warps * 32 / kHeads;
   const uint32_t head = threadIdx.x / threads;
@@ -227,26 +245,53 @@ __device__ __forceinline__ void merge_warps(const AttendArgs& a, const uint8_t* 
     reinterpret_cast<float4*>(a.partial + place * kHeadDim)[i] = value;
   }
   if (threadIdx.x % threads == 0) {
-    put_split(place, largest, sum);
+    reinterpret_cast<float2*>(a.partial_ml)[place] = make_float2(largest, sum);
   }
 }
 
-// The queries of the block's heads, as B operands.
-template <class Read, class Sync>
-__device__ __forceinline__ void load_queries(uint32_t (&q)[16][2], uint8_t* shared_q, const AttendArgs& a,
-                                             const Read& mixed, const Part& part, const Sync& sync) {
-  const uint32_t lane = threadIdx.x & 31;
-  for (uint32_t head = threadIdx.x / 32; head < kHeads; head += a.warps) {
-    float x[kEach];
-    norm_and_turn(x, mixed.at((part.kv_head * kHeads + head) * 2 * kHeadDim), a.q_norm, a.rotary,
-                  part.place.position);
-    uint16_t* const to = reinterpret_cast<uint16_t*>(shared_q + head * kRow);
+// The heads of a warp: kLeastWarps warps have all of a block.
+inline constexpr uint32_t kLeastWarps = 2;
+struct WarpHeads {
+  static constexpr uint32_t kMost = kHeads / kLeastWarps;
+  HeadValues of[kMost];
+  template <bool kRelayed>
+  __device__ __forceinline__ void load(const AttendArgs& a, uint32_t row, uint32_t kv_head) {
+    const float* const from = a.mixed + size_t{row} * a.ld;
 #pragma unroll
-    for (uint32_t i = 0; i < kEach; ++i) {
-      to[i * 32 + lane] = to_bf16(x[i]);
+    for (uint32_t i = 0; i < kMost; ++i) {
+      const uint32_t head = threadIdx.x / 32 + i * a.warps;
+      if (head < kHeads) {
+        of[i].load<kRelayed>(from + (kv_head * kHeads + head) * 2 * kHeadDim);
+      }
     }
   }
-  sync();
+  __device__ __forceinline__ bool missing(uint32_t warps) const {
+    bool any = false;
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) {
+      any = any || (threadIdx.x / 32 + i * warps < kHeads && of[i].missing());
+    }
+    return any;
+  }
+  __device__ __forceinline__ void store(uint8_t* shared_q, uint32_t warps, const Turn& turn) {
+    const uint32_t lane = threadIdx.x & 31;
+#pragma unroll
+    for (uint32_t i = 0; i < kMost; ++i) {
+      const uint32_t head = threadIdx.x / 32 + i * warps;
+      if (head < kHeads) {
+        norm_and_turn(of[i], turn);
+        uint16_t* const to = reinterpret_cast<uint16_t*>(shared_q + head * kRow);
+#pragma unroll
+        for (uint32_t j = 0; j < kEach; ++j) {
+          to[j * 32 + lane] = to_bf16(of[i].x[j]);
+        }
+      }
+    }
+  }
+};
+// The queries of the block's heads, as B operands.
+__device__ __forceinline__ void load_queries(uint32_t (&q)[16][2], const uint8_t* shared_q) {
+  const uint32_t lane = threadIdx.x & 31;
   const uint8_t* const at = shared_q + (lane >> 2) * kRow + (lane & 3) * 4;
 #pragma unroll
   for (uint32_t i = 0; i < 16; ++i) {
@@ -298,9 +343,8 @@ class Tiles {
 };
 
 // Scores and values of a warp's tiles, from the first that it fetched on; merged with those of the others.
-template <class Sync>
 __device__ __forceinline__ void attend_tiles(const AttendArgs& a, uint8_t* shared, Tiles& tiles,
-                                             const Part& part, const uint32_t (&q)[16][2], const Sync& sync) {
+                                             const Part& part, const uint32_t (&q)[16][2]) {
   while (tiles.fetched() < kStages) {
     tiles.fetch();
   }
@@ -317,10 +361,8 @@ __device__ __forceinline__ void attend_tiles(const AttendArgs& a, uint8_t* share
   wait_copies<0>();
   __syncwarp();
   put_seen(seen, reinterpret_cast<float*>(shared + kQueryBytes + threadIdx.x / 32 * kWarpBytes));
-  sync();
-  merge_warps(a, shared + kQueryBytes, kWarpBytes, part, [&](size_t place, float largest, float sum) {
-    reinterpret_cast<float2*>(a.partial_ml)[place] = make_float2(largest, sum);
-  });
+  __syncthreads();
+  merge_warps(a, shared + kQueryBytes, kWarpBytes, part);
 }
 
 // One warp: the factors of a head's splits and the sum of all weights, from the largest score and the sum of

@@ -4,7 +4,7 @@
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 
-#include "backends/cuda/kernel_args.h"
+#include "backends/cuda/kernels/decode.h"
 #include "backends/cuda/kernels/launch.cuh"
 #include "backends/cuda/kernels/machine.cuh"
 
@@ -44,6 +44,77 @@ __device__ __forceinline__ float sum_lanes(float x) {
     x += __shfl_xor_sync(kAll, x, offset);
   }
   return x;
+}
+
+// Input k of a feed's row, bf16. Where it is handed on, neighbours lie in one word that is written whole: the
+// lanes of a pair of inputs are `kApart` apart, and all lanes of the warp must call.
+template <bool kRelayed, int kApart = 1>
+__device__ __forceinline__ void put_input(uint16_t* x, uint32_t k, float value, bool active) {
+  const uint32_t bits = to_bf16(value);
+  if constexpr (kRelayed) {
+    const uint32_t next = __shfl_down_sync(kAll, bits, kApart);
+    if (active && k % 2 == 0) {
+      hand_on(reinterpret_cast<uint32_t*>(x + fragment_position(k)), bits | next << 16);
+    }
+  } else if (active) {
+    x[fragment_position(k)] = static_cast<uint16_t>(bits);
+  }
+}
+
+// ---- Kernels that hand values on ------------------------------------------------------------------------
+// All threads of a block call. What the kernel before wrote is there, or about to be.
+template <bool kRelayed>
+__device__ __forceinline__ void wait_for_results(const Relay& relay) {
+  if constexpr (kRelayed) {
+    if (relay.before != nullptr) {
+      if (threadIdx.x == 0) {
+        while (peek(relay.before) + 1 < relay.blocks) {
+        }
+      }
+      __syncthreads();
+    }
+  } else {
+    wait_for_predecessors();
+  }
+}
+// When a block has its results and is about to write them. Readers then find most of what they look for.
+template <bool kRelayed>
+__device__ __forceinline__ void announce_results(const Relay& relay) {
+  if constexpr (kRelayed) {
+    if (threadIdx.x == 0 && relay.own != nullptr) {
+      count_one(relay.own);
+    }
+  }
+}
+// The same before results are written (kAnnounceFirst) or after (0): what the options say.
+template <bool kRelayed, uint32_t kWhen>
+__device__ __forceinline__ void announce_results(const Relay& relay) {
+  if ((relay.options & kAnnounceFirst) == kWhen) {
+    announce_results<kRelayed>(relay);
+  }
+}
+// All threads of a block call: everything that the kernel before wrote is there, of any kind.
+__device__ __forceinline__ void wait_for_blocks(const Relay& relay) {
+  if (threadIdx.x == 0) {
+    while (acquire_mark(relay.before) + 1 < relay.blocks) {
+    }
+  }
+  __syncthreads();
+}
+// All threads of a block call after its last write.
+__device__ __forceinline__ void count_block(const Relay& relay) {
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    __threadfence();
+    count_one(relay.own);
+  }
+}
+// When it has written them: whoever waits for this kernel to end waits for those before it, too.
+template <bool kRelayed>
+__device__ __forceinline__ void end_relay() {
+  if constexpr (kRelayed) {
+    wait_for_predecessors();
+  }
 }
 
 }  // namespace lily::cuda

@@ -22,12 +22,41 @@ struct Feed {
   }
 };
 
+// A kernel that does not wait for the one before it to end but for the values that it reads (machine.cuh): at
+// most kRelayedRows rows, and products of narrow tiles. What it writes holds kUnwritten before and is written
+// once.
+inline constexpr uint32_t kRelayedRows = 2;
+struct Relay {
+  uint32_t on;  // 0: an ordinary kernel, which waits
+  // Counts of the blocks of a kernel that are about to write their results, from -1 on. They say when it is
+  // worth looking: values that many look for arrive late. `before` is of the kernel that writes what this one
+  // reads, of `blocks` blocks; null: look at once. `own` may be null.
+  const uint32_t* before;
+  uint32_t blocks;
+  uint32_t* own;
+  uint32_t options;
+  // Tried and of no use, so null; in the kernels until these can run on a device without them: a count for
+  // which a product waits before it asks for its weights, and memory that it asks into the level-2 cache.
+  const uint32_t* hold;
+  uint32_t hold_blocks;
+  const uint8_t* ahead;
+  uint64_t ahead_bytes;
+};
+inline constexpr uint32_t kStartNextFirst = 1;  // gate_up lets down begin at once: of no use either
+inline constexpr uint32_t kAnnounceFirst = 2;   // products count before they write their results
+
 // The residual stream and the feed made of it for the next product.
 struct StreamArgs {
-  float* stream;           // [rows][hidden]
+  const float* from;       // [rows][hidden]: what is added to
+  float* stream;           // [rows][hidden]: the sum; often the same
   const float* next_norm;  // [hidden]: weight of the norm that comes next
   Feed feed;
   uint32_t hidden;
+  // The same from a later row on.
+  StreamArgs from_row(uint32_t row) const {
+    const size_t first = size_t{row} * hidden;
+    return {from + first, stream + first, next_norm, feed.from(row, hidden), hidden};
+  }
 };
 
 enum class Scaling : uint32_t {
@@ -45,6 +74,7 @@ struct ProjectArgs {
   uint32_t rows;
   Scaling scaling;
   StreamArgs to;
+  Relay relay;
   uint32_t stages;  // of the ring of weights, 1..8
   uint32_t blocks;  // grid width
   uint32_t shared;  // bytes of dynamic shared memory
@@ -66,9 +96,11 @@ struct DeltaStepArgs {
   Feed out;            // value_width inputs; squares are of the heads before their norm
   uint32_t first_row;  // of the launch in the stream: segments count rows from there
   uint32_t single;     // every segment has one row: the step itself writes the convolution ring
+  Relay relay;         // with `single` only
   uint32_t shared;     // bytes of dynamic shared memory, which it does not use: tuning.h
 };
 int launch_delta_step(const DeltaStepArgs& args, Stream queue);
+inline constexpr uint32_t kDeltaColumns = 32;  // of a block
 
 // Attention of rows that each belong to a segment.
 struct AttendArgs {
@@ -88,9 +120,17 @@ struct AttendArgs {
   float* partial_ml;  // [rows][q_heads][kMaxSplits][2]: maximum, sum
   Feed out;           // q_width inputs
   uint32_t single;    // every segment has one row: attention itself writes its key and value
+  Relay relay;        // with `single` only
+  Relay combine;      // of the kernel that adds up the splits
   uint32_t warps;     // of a block: 2 or 4
 };
 int launch_attend(const AttendArgs& args, Stream queue);
+// Blocks of its two kernels.
+inline constexpr uint32_t kCombineParts = 4;  // of a head
+constexpr uint32_t attend_blocks(const Dims& d, uint32_t rows) {
+  return (kMaxSplits + rows - 1) / rows * d.kv_heads * rows;
+}
+constexpr uint32_t combine_blocks(const Dims& d, uint32_t rows) { return d.q_heads * kCombineParts * rows; }
 
 // The routing of a launch of gate_up, for down: words in memory, and the mark that they are those of `tag`.
 // Tags of launches that follow one another differ.
@@ -113,6 +153,7 @@ struct ExpertArgs {
   uint32_t* experts_used;  // bits of the layer
   Published routing;
   StreamArgs to;  // down
+  Relay relay;
   uint32_t stages;
   uint32_t blocks;
   uint32_t shared;
@@ -136,6 +177,9 @@ struct EmbedArgs {
   StreamArgs to;
 };
 int launch_embed(const EmbedArgs& args, Stream queue);
+
+// Sets all words to kUnwritten.
+int launch_unwrite(const UnwriteArgs& args, Stream queue);
 
 // The feed of chosen rows of the stream: to.feed row i is of stream row rows_of[i] (null: of row i).
 int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows, Stream queue);

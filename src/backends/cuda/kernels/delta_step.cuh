@@ -10,7 +10,7 @@
 namespace lily::cuda::delta {
 
 inline constexpr uint32_t kWarps = 8;
-inline constexpr uint32_t kColumns = 32;
+inline constexpr uint32_t kColumns = kDeltaColumns;
 inline constexpr uint32_t kStrips = kDeltaDim / kColumns;
 inline constexpr uint32_t kKeys = kDeltaDim / kWarps;  // of a warp
 

@@ -58,6 +58,7 @@ struct Turn {
 };
 
 // silu(gate) * up of the lane's columns, to memory.
+template <bool kRelayed>
 __device__ __forceinline__ void finish_unit(const ExpertArgs& a, const float* scales, const Unit& unit,
                                             const float (&f)[4]) {
   const uint32_t lane = threadIdx.x & 31;
@@ -65,28 +66,33 @@ __device__ __forceinline__ void finish_unit(const ExpertArgs& a, const float* sc
   for (uint32_t c = 0; c < 2; ++c) {
     const uint32_t column = (lane & 3) * 2 + c;
     const uint32_t row = unit.entry->rows[column];
-    if (row != kAbsent) {
-      const size_t use = row * kUses + unit.entry->slots[column];
-      const float h = silu(scales[row] * f[c]) * (scales[row] * f[c + 2]);
-      a.h[use * a.dims.ffn + fragment_position(unit.block * 8 + (lane >> 2))] = to_bf16(h);
+    const bool present = row != kAbsent;
+    if (kRelayed ? any_lane(present) : present) {
+      const size_t use = present ? row * kUses + unit.entry->slots[column] : 0;
+      const float scale = scales[present ? row : 0];
+      const float h = silu(scale * f[c]) * (scale * f[c + 2]);
+      put_input<kRelayed, 4>(a.h + use * a.dims.ffn, unit.block * 8 + (lane >> 2), h, present);
     }
   }
 }
 
 // By the warps that do not route: the inputs of all rows, and the factors of their norms.
-template <class F, uint32_t kInputTiles>
+template <bool kRelayed, class F, uint32_t kInputTiles>
 __device__ __forceinline__ void bring_inputs(const ExpertArgs& a, const Rows<F, kInputTiles>& inputs,
                                              float* scales) {
   constexpr uint32_t kWarps = kEnterWarps - kRouteWarps;
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t own = threadIdx.x / 32 - kRouteWarps;
   RowSquares<kInputTiles * kTileCols> squares;
-  squares.load(a.feed.squares, min(own, a.rows - 1), lane);
-  inputs.load(a.feed.x, threadIdx.x - kRouteWarps * 32, kWarps * 32);
+  squares.template load<kRelayed>(a.feed.squares, min(own, a.rows - 1), lane);
+  inputs.template load<kRelayed>(a.feed.x, threadIdx.x - kRouteWarps * 32, kWarps * 32);
 #pragma unroll 1
   for (uint32_t row = own; row < a.rows; row += kWarps) {
     if (row != own) {
-      squares.load(a.feed.squares, row, lane);
+      squares.template load<kRelayed>(a.feed.squares, row, lane);
+    }
+    while (kRelayed && any_lane(squares.missing())) {
+      squares.template load<kRelayed>(a.feed.squares, row, lane);
     }
     const float scale = squares.scale();
     if (lane == 0) {
@@ -96,7 +102,7 @@ __device__ __forceinline__ void bring_inputs(const ExpertArgs& a, const Rows<F, 
 }
 
 // Units whose parts were worked on by different warps: a warp adds those of a unit.
-template <uint32_t kParts>
+template <uint32_t kParts, bool kRelayed>
 __device__ __forceinline__ void finish_split_units(const ExpertArgs& a, const Routing& r, const float* part,
                                                    const float* scales, uint32_t all) {
 #pragma unroll 1
@@ -111,8 +117,9 @@ __device__ __forceinline__ void finish_split_units(const ExpertArgs& a, const Ro
       total[2] = i == 0 ? p.z : total[2] + p.z;
       total[3] = i == 0 ? p.w : total[3] + p.w;
     }
-    finish_unit(a, scales, unit_of(r, a.w, blockIdx.x + u * gridDim.x), total);
+    finish_unit<kRelayed>(a, scales, unit_of(r, a.w, blockIdx.x + u * gridDim.x), total);
   }
+  announce_results<kRelayed>(a.relay);
 }
 
 __device__ __forceinline__ void note_experts(const ExpertArgs& a, const Routing& r) {
@@ -122,13 +129,13 @@ __device__ __forceinline__ void note_experts(const ExpertArgs& a, const Routing&
 }
 
 // Where the rows go, and their inputs. Ends with a barrier.
-template <class F, uint32_t kInputTiles>
+template <bool kRelayed, class F, uint32_t kInputTiles>
 __device__ __forceinline__ void route_and_bring(const ExpertArgs& a, Routing& r,
                                                 const Rows<F, kInputTiles>& inputs, float* scales) {
   if (threadIdx.x / 32 < kRouteWarps) {
-    route_rows(r, a.router, a.ld_router, a.dims.experts, a.rows, kRouteWarps);
+    route_rows<kRelayed>(r, a.router, a.ld_router, a.dims.experts, a.rows, kRouteWarps);
   } else {
-    bring_inputs(a, inputs, scales);
+    bring_inputs<kRelayed>(a, inputs, scales);
   }
   __syncthreads();
   if (a.rows > 1) {
@@ -137,7 +144,16 @@ __device__ __forceinline__ void route_and_bring(const ExpertArgs& a, Routing& r,
   }
 }
 
-template <class F, uint32_t kInputTiles, bool kSplit>
+// At the beginning of a relayed kernel (kStartNextFirst) or once its weights are on their way (0): what the
+// options say.
+template <bool kRelayed, uint32_t kWhen>
+__device__ __forceinline__ void start_next(const Relay& relay) {
+  if (kRelayed ? (relay.options & kStartNextFirst) == kWhen : kWhen == 0) {
+    start_successors();
+  }
+}
+
+template <class F, uint32_t kInputTiles, bool kSplit, bool kRelayed>
 __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kParts = kInputTiles / kPartTiles;
@@ -151,12 +167,12 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   float* const part = reinterpret_cast<float*>(shared + l.part);
   Ring<kStage> ring{shared + warp * a.stages * kStage,
                     reinterpret_cast<uint64_t*>(shared + l.barriers) + warp * kMostStages, a.stages};
+  start_next<kRelayed, kStartNextFirst>(a.relay);
   ring.prepare(lane);
   prepare_routing(r, a.dims.experts, a.rows);
   __syncthreads();
 
-  using Turns = Turn<kParts, kSplit>;
-  Turns ahead(warp);
+  Turn<kParts, kSplit> ahead(warp);
   const auto fetch = [&](uint32_t end) {  // of units
     if (ahead.unit >= end) {
       return false;
@@ -174,8 +190,8 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
     ++fetched;
   }
 
-  wait_for_predecessors();
-  route_and_bring(a, r, inputs, scales);
+  wait_for_results<kRelayed>(a.relay);
+  route_and_bring<kRelayed>(a, r, inputs, scales);
   const uint32_t all = r.count * a.w.row_blocks;
 #pragma unroll 1
   while (fetched < a.stages && fetch(all)) {
@@ -185,12 +201,12 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   if (blockIdx.x == 0) {
     publish_routing(r, a.routing, a.rows);
   }
-  start_successors();
+  start_next<kRelayed, 0>(a.relay);
 
   float total[4] = {};
   float4* to = reinterpret_cast<float4*>(part) + threadIdx.x;
 #pragma unroll 1
-  for (Turns at(warp); at.unit < all; at.next()) {
+  for (Turn<kParts, kSplit> at(warp); at.unit < all; at.next()) {
     const Unit unit = unit_of(r, a.w, at.unit);
     float f[4] = {};
     add_part<F>(f, ring.wait(), inputs, *unit.entry, at.part);
@@ -205,14 +221,15 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
         total[i] = at.part == 0 ? f[i] : total[i] + f[i];
       }
       if (at.part + 1 == kParts) {
-        finish_unit(a, scales, unit, total);
+        finish_unit<kRelayed>(a, scales, unit, total);
       }
     }
   }
   if constexpr (kSplit) {
     __syncthreads();
-    finish_split_units<kParts>(a, r, part, scales, all);
+    finish_split_units<kParts, kRelayed>(a, r, part, scales, all);
   }
+  end_relay<kRelayed>();
   if (blockIdx.x == gridDim.x - 1) {
     note_experts(a, r);
   }
@@ -231,8 +248,11 @@ __host__ __device__ inline uint32_t leave_warps(uint32_t rows) {
 }
 constexpr uint32_t kMostLeaveStages = kMostStages - 1;  // the last barrier of a warp is for its shared tile
 
+// Bytes of a row of inputs of an expert, where a relayed kernel has them in shared memory.
+__host__ __device__ constexpr uint32_t use_stride(uint32_t k_tiles) { return k_tiles * kTileCols * 2 + 16; }
+
 struct LeaveLayout {
-  uint32_t shared_tiles, barriers, routing, y, shared_y, total;
+  uint32_t shared_tiles, barriers, routing, y, shared_y, columns, total;
 };
 __host__ __device__ inline LeaveLayout leave_layout(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
   LeaveLayout l;
@@ -242,7 +262,9 @@ __host__ __device__ inline LeaveLayout leave_layout(const PackedMatrix& w, uint3
   l.routing = l.barriers + ring_barrier_bytes(leave_warps(rows));
   l.y = l.routing + kReadRoutingBytes;
   l.shared_y = l.y + rows * kTopK * kTileRows * 4;
-  l.total = l.shared_y + rows * w.k_tiles * kTileRows * 4;
+  l.columns = align128(l.shared_y + rows * w.k_tiles * kTileRows * 4);
+  l.total = l.columns +
+            (rows <= kRelayedRows && w.wide == 0 ? leave_warps(rows) * rows * use_stride(w.k_tiles) : 0);
   return l;
 }
 
@@ -254,15 +276,84 @@ __device__ __forceinline__ const uint16_t* use_of(const ExpertArgs& a, const Ent
   return a.h + (row * kUses + slot) * size_t{a.dims.ffn};
 }
 
-// The warp's tile of the shared expert times all rows; `x` is of the first entry.
-template <class F, uint32_t kInputTiles>
+// The inputs of an entry, of all rows, to the warp's part of shared memory, once they are there, and what
+// `also` reads, which says whether something was missing.
+template <uint32_t kInputTiles, class Also>
+__device__ __forceinline__ void await_uses(const ExpertArgs& a, const Entry& entry, uint8_t* columns,
+                                           const Also& also) {
+  constexpr uint32_t kChunks = kInputTiles * 8;  // of 16 bytes
+  constexpr uint32_t kEach = (kChunks + 31) / 32;
+  const uint32_t lane = threadIdx.x & 31;
+  uint4 v[kRelayedRows][kEach];
+  bool missing;
+  do {
+    missing = also();
+#pragma unroll
+    for (uint32_t i = 0; i < kRelayedRows * kEach; ++i) {
+      const uint32_t column = i / kEach;
+      const uint32_t chunk = i % kEach * 32 + lane;
+      v[column][i % kEach] = make_uint4(0, 0, 0, 0);
+      if (column < a.rows && chunk < kChunks) {
+        const uint32_t row = min(uint32_t{entry.rows[column]}, a.rows - 1);
+        const uint32_t slot = min(uint32_t{entry.slots[column]}, kTopK);
+        v[column][i % kEach] =
+            peek(reinterpret_cast<const uint4*>(a.h + (row * kUses + slot) * size_t{a.dims.ffn}) + chunk);
+      }
+    }
+#pragma unroll
+    for (uint32_t i = 0; i < kRelayedRows * kEach; ++i) {
+      missing = missing || unwritten(v[i / kEach][i % kEach]);
+    }
+  } while (any_lane(missing));
+#pragma unroll
+  for (uint32_t i = 0; i < kRelayedRows * kEach; ++i) {
+    const uint32_t chunk = i % kEach * 32 + lane;
+    if (i / kEach < a.rows && chunk < kChunks) {
+      *reinterpret_cast<uint4*>(columns + i / kEach * use_stride(kInputTiles) + chunk * 16) =
+          v[i / kEach][i % kEach];
+    }
+  }
+  __syncwarp();
+}
+
+// The inputs of an entry to registers, or to shared memory where the kernel is relayed, and what `also`
+// reads.
+template <uint32_t kInputTiles, bool kRelayed, class Also>
+__device__ __forceinline__ void load_uses(Column (&x)[kRelayed ? 1 : kInputTiles], const ExpertArgs& a,
+                                          const Routing& r, uint32_t at, uint8_t* columns, const Also& also) {
+  if constexpr (kRelayed) {
+    await_uses<kInputTiles>(a, r.entries[at], columns, also);
+  } else {
+    also();
+#pragma unroll
+    for (uint32_t i = 0; i < kInputTiles; ++i) {
+      x[i] = fetch_column(use_of(a, r.entries[min(at, r.count - 1)]), i, threadIdx.x & 31);
+    }
+  }
+}
+
+// The warp's tile of the shared expert: its weights, and the tile times all rows, where `x` is of the first
+// entry.
+template <class F>
+__device__ __forceinline__ void fetch_shared(const ExpertArgs& a, const uint8_t* own, uint8_t* to,
+                                             uint64_t* barriers, uint32_t warp, uint32_t lane) {
+  if (lane == 0) {
+    init_copy_barrier(barriers + kMostLeaveStages);
+  }
+  __syncwarp();
+  copy_block<F::kTileBytes>(to, own + a.dims.experts * a.w.matrix_bytes + warp * F::kTileBytes,
+                            barriers + kMostLeaveStages, lane);
+}
+template <class F, uint32_t kInputTiles, bool kRelayed>
 __device__ __forceinline__ void add_shared(const ExpertArgs& a, const Routing& r, const TileWords<F>& w,
                                            Column x, float* shared_y) {
   const uint32_t warp = threadIdx.x / 32;
 #pragma unroll 1
   for (uint32_t i = 0; i < r.shared; ++i) {
     if (i > 0) {
-      x = fetch_column(use_of(a, r.entries[i]), warp, threadIdx.x & 31);
+      do {
+        x = fetch_column<kRelayed>(use_of(a, r.entries[i]), warp, threadIdx.x & 31);
+      } while (kRelayed && any_lane(unwritten(x)));
     }
     float f[4] = {};
     add_tile<F>(f, w, x, sums_of<F>(x));
@@ -271,7 +362,7 @@ __device__ __forceinline__ void add_shared(const ExpertArgs& a, const Routing& r
 }
 
 // The block's 16 outputs of all rows to the stream; `early` is of the thread's first.
-template <uint32_t kInputTiles>
+template <uint32_t kInputTiles, bool kRelayed>
 __device__ __forceinline__ void finish_rows(const ExpertArgs& a, const Routing& r, const float* y,
                                             const float* shared_y, const Element& early) {
   const uint32_t work = a.rows * kTileRows;
@@ -282,14 +373,16 @@ __device__ __forceinline__ void finish_rows(const ExpertArgs& a, const Routing& 
     const uint32_t output = blockIdx.x * kTileRows + i % kTileRows;
     Element element = early;
     if (active && i != threadIdx.x) {
-      element = load_element(a.to, row, output);
+      do {
+        element = load_element<kRelayed>(a.to, row, output);
+      } while (kRelayed && unwritten(element.value));
     }
     const float value = active ? sum_of_row<kInputTiles>(r, y, shared_y, row, i % kTileRows) : 0;
-    add_to_stream(a.to, row, output, value, active, element);
+    add_to_stream<kRelayed>(a.to, row, output, value, active, element);
   }
 }
 
-template <class F, uint32_t kInputTiles, uint32_t kWarps>
+template <class F, uint32_t kInputTiles, uint32_t kWarps, bool kRelayed>
 __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) down_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kBytes = kInputTiles * F::kTileBytes;
@@ -309,12 +402,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) do
   Ring<kStage, kBytes> ring{shared + warp * a.stages * kStage, barriers, a.stages};
   ring.prepare(lane);
   if (warp < kInputTiles) {
-    if (lane == 0) {
-      init_copy_barrier(barriers + kMostLeaveStages);
-    }
-    __syncwarp();
-    copy_block<F::kTileBytes>(shared_tile, own + a.dims.experts * a.w.matrix_bytes + warp * F::kTileBytes,
-                              barriers + kMostLeaveStages, lane);
+    fetch_shared<F>(a, own, shared_tile, barriers, warp, lane);
   }
   read_routing(r, a.routing, a.rows);
   uint32_t ahead = r.shared + warp;
@@ -329,22 +417,23 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) do
     fetch();
   }
 
-  wait_for_predecessors();
-  const Element early = load_element(a.to, min(threadIdx.x / kTileRows, a.rows - 1),
-                                     blockIdx.x * kTileRows + threadIdx.x % kTileRows);
+  const uint32_t first_row = min(threadIdx.x / kTileRows, a.rows - 1);
+  const uint32_t first_output = blockIdx.x * kTileRows + threadIdx.x % kTileRows;
+  Element early{0, a.to.next_norm[first_output]};
+  wait_for_results<kRelayed>(a.relay);
   uint32_t at = r.shared + warp;
-  Column x[kInputTiles];
-  const auto load = [&] {
-#pragma unroll
-    for (uint32_t i = 0; i < kInputTiles; ++i) {
-      x[i] = fetch_column(use_of(a, r.entries[min(at, r.count - 1)]), i, lane);
-    }
+  uint8_t* const columns = shared + l.columns + warp * a.rows * use_stride(kInputTiles);
+  Column x[kRelayed ? 1 : kInputTiles];
+  Column of_shared;
+  const auto load_early = [&] {
+    early.value = read<kRelayed>(a.to.from + size_t{first_row} * a.to.hidden + first_output);
+    of_shared = fetch_column<kRelayed>(use_of(a, r.entries[0]), min(warp, kInputTiles - 1), lane);
+    return unwritten(early.value) || unwritten(of_shared);
   };
-  const Column of_shared = fetch_column(use_of(a, r.entries[0]), min(warp, kInputTiles - 1), lane);
-  load();
+  load_uses<kInputTiles, kRelayed>(x, a, r, kRelayed ? min(at, r.count - 1) : at, columns, load_early);
   if (warp < kInputTiles) {
     wait_barrier(barriers + kMostLeaveStages, 0);
-    add_shared<F, kInputTiles>(a, r, load_tile<F>(shared_tile, lane), of_shared, shared_y);
+    add_shared<F, kInputTiles, kRelayed>(a, r, load_tile<F>(shared_tile, lane), of_shared, shared_y);
   }
 #pragma unroll 1
   while (at < r.count) {
@@ -352,18 +441,27 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) do
     float f[4] = {};
 #pragma unroll
     for (uint32_t i = 0; i < kInputTiles; ++i) {
-      add_tile<F>(f, load_tile<F>(stage + i * F::kTileBytes, lane), x[i], sums_of<F>(x[i]));
+      if constexpr (kRelayed) {
+        const uint4* const from = reinterpret_cast<const uint4*>(
+            columns + min(lane >> 2, a.rows - 1) * use_stride(kInputTiles) + i * 128 + (lane & 3) * 32);
+        x[0] = column_of(from[0], from[1]);
+      }
+      const Column& of = x[kRelayed ? 0 : i];
+      add_tile<F>(f, load_tile<F>(stage + i * F::kTileBytes, lane), of, sums_of<F>(of));
     }
     ring.release();
     fetch();
     put_outputs(y, r.entries[at], kTopK, true, 0, f);
     at += kWarps;
     if (at < r.count) {
-      load();
+      load_uses<kInputTiles, kRelayed>(x, a, r, at, columns, [] { return false; });
     }
   }
   __syncthreads();
-  finish_rows<kInputTiles>(a, r, y, shared_y, early);
+  announce_results<kRelayed, kAnnounceFirst>(a.relay);
+  finish_rows<kInputTiles, kRelayed>(a, r, y, shared_y, early);
+  announce_results<kRelayed, 0>(a.relay);
+  end_relay<kRelayed>();
 }
 
 using Kernel = void (*)(ExpertArgs);
@@ -377,37 +475,51 @@ int launch(Kernel kernel, uint32_t threads, const ExpertArgs& args, Stream queue
   return launch_dependent(kernel, config, args);
 }
 
-template <class F>
-Kernel gate_up_of(uint32_t k_tiles, uint32_t rows) {
-  if (k_tiles == 4) {
-    return splits_units(rows) ? gate_up_kernel<F, 4, true> : gate_up_kernel<F, 4, false>;
+template <class F, uint32_t kInputTiles>
+Kernel gate_up_of(uint32_t rows, bool relayed) {
+  static_assert(kRelayedRows <= kSplitRows);
+  if (relayed) {
+    return gate_up_kernel<F, kInputTiles, true, true>;
   }
-  return splits_units(rows) ? gate_up_kernel<F, 32, true> : gate_up_kernel<F, 32, false>;
+  return splits_units(rows) ? gate_up_kernel<F, kInputTiles, true, false>
+                            : gate_up_kernel<F, kInputTiles, false, false>;
 }
 template <class F>
-Kernel down_of(uint32_t k_tiles, uint32_t rows) {
-  if (leave_warps(rows) == kLeaveWarps) {
-    return k_tiles == 1 ? down_kernel<F, 1, kLeaveWarps> : down_kernel<F, 8, kLeaveWarps>;
+Kernel gate_up_of(uint32_t k_tiles, uint32_t rows, bool relayed) {
+  return k_tiles == 4 ? gate_up_of<F, 4>(rows, relayed) : gate_up_of<F, 32>(rows, relayed);
+}
+template <class F, uint32_t kInputTiles>
+Kernel down_of(uint32_t rows, bool relayed) {
+  if (relayed) {
+    return down_kernel<F, kInputTiles, kLeaveWarps, true>;
   }
-  return k_tiles == 1 ? down_kernel<F, 1, kManyLeaveWarps> : down_kernel<F, 8, kManyLeaveWarps>;
+  return leave_warps(rows) == kLeaveWarps ? down_kernel<F, kInputTiles, kLeaveWarps, false>
+                                          : down_kernel<F, kInputTiles, kManyLeaveWarps, false>;
+}
+template <class F>
+Kernel down_of(uint32_t k_tiles, uint32_t rows, bool relayed) {
+  return k_tiles == 1 ? down_of<F, 1>(rows, relayed) : down_of<F, 8>(rows, relayed);
 }
 
 template <class F>
 int prepare(uint32_t bytes) {
-  const Kernel kernels[] = {gate_up_of<F>(4, 1),       gate_up_of<F>(4, kSmallRows),
-                            gate_up_of<F>(32, 1),      gate_up_of<F>(32, kSmallRows),
-                            down_of<F>(1, 1),          down_of<F>(8, 1),
-                            down_of<F>(1, kSmallRows), down_of<F>(8, kSmallRows)};
-  for (const Kernel kernel : kernels) {
-    if (const int e = prepare_kernel(kernel, bytes); e != 0) {
-      return e;
+  int e = 0;
+  const auto prepare = [&](Kernel kernel) { e = e != 0 ? e : prepare_kernel(kernel, bytes); };
+  for (const uint32_t rows : {1u, kSmallRows}) {
+    for (const bool relayed : {false, true}) {
+      prepare(gate_up_of<F, 4>(rows, relayed));
+      prepare(gate_up_of<F, 32>(rows, relayed));
+      prepare(down_of<F, 1>(rows, relayed));
+      prepare(down_of<F, 8>(rows, relayed));
     }
   }
-  return 0;
+  return e;
 }
 
 bool takes(const ExpertArgs& args) {
-  return args.rows > 0 && args.rows <= kSmallRows && args.dims.experts <= kMostExperts;
+  const bool relayed = args.relay.on != 0;
+  return args.rows > 0 && args.rows <= (relayed ? kRelayedRows : kSmallRows) &&
+         (!relayed || args.w.wide == 0) && args.dims.experts <= kMostExperts;
 }
 
 }  // namespace
@@ -432,8 +544,9 @@ int launch_gate_up(const ExpertArgs& args, Stream queue) {
   if (!takes(args) || (k != 4 && k != 32) || (args.w.row_blocks & (args.w.row_blocks - 1)) != 0) {
     return cudaErrorInvalidValue;
   }
-  return with_format(
-      args.w, [&]<class F>() { return launch(gate_up_of<F>(k, args.rows), kEnterWarps * 32, args, queue); });
+  return with_format(args.w, [&]<class F>() {
+    return launch(gate_up_of<F>(k, args.rows, args.relay.on != 0), kEnterWarps * 32, args, queue);
+  });
 }
 
 int launch_down(const ExpertArgs& args, Stream queue) {
@@ -442,7 +555,7 @@ int launch_down(const ExpertArgs& args, Stream queue) {
     return cudaErrorInvalidValue;
   }
   return with_format(args.w, [&]<class F>() {
-    return launch(down_of<F>(k, args.rows), leave_warps(args.rows) * 32, args, queue);
+    return launch(down_of<F>(k, args.rows, args.relay.on != 0), leave_warps(args.rows) * 32, args, queue);
   });
 }
 

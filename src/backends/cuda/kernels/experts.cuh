@@ -22,13 +22,17 @@ struct Rows {
   uint32_t rows;
 
   // By `threads` threads; `thread` is this one's number among them.
+  template <bool kRelayed>
   __device__ __forceinline__ void load(const uint16_t* x, uint32_t thread, uint32_t threads) const {
     constexpr uint32_t kChunks = kInputs / 8;  // of 16 bytes; a lane of mma has two, a tile eight
     static_assert(kChunks % 32 == 0);
     for (uint32_t i = thread; i < rows * kChunks; i += threads) {
       const uint32_t row = i / kChunks;
       const uint32_t chunk = i % kChunks;
-      const uint4 v = load_l2(reinterpret_cast<const uint4*>(x) + i);
+      uint4 v;
+      do {
+        v = read<kRelayed>(reinterpret_cast<const uint4*>(x) + i);
+      } while (kRelayed && any_lane(unwritten(v)));
       put(row, chunk, v);
     }
   }

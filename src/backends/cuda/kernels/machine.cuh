@@ -7,6 +7,8 @@
 
 #include <cstdint>
 
+#include "backends/cuda/kernel_args.h"
+
 namespace lily::cuda {
 
 inline constexpr unsigned kAll = 0xffffffffu;
@@ -14,8 +16,8 @@ inline constexpr unsigned kAll = 0xffffffffu;
 // ---- Programmatic dependent launch ----------------------------------------------------------------------
 // A kernel lets the next one start at once, fetches what does not depend on the kernels before it (weights,
 // states of earlier passes), and then waits for them, and so for all kernels before those. What a kernel of
-// the same pass writes cannot be relied on before that wait. The one exception is the routing, which gate_up
-// publishes while it is at work (routing.cuh).
+// the same pass writes cannot be relied on before that wait. There are two exceptions: the routing, which
+// gate_up publishes while it is at work (routing.cuh), and relayed kernels (below).
 __device__ __forceinline__ void wait_for_predecessors() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -148,56 +150,82 @@ __device__ __forceinline__ uint32_t acquire_mark(const uint32_t* mark) {
   return tag;
 }
 
-// ---- Words that carry a tag -----------------------------------------------------------------------------
-// 32 bits for other blocks of the same launch, and the tag of the launch, in one 64-bit word that is written
-// and read whole: whoever finds the tag has the value. No fence and no counter is needed, and a value is
-// there one write and one read after it was known.
-__device__ __forceinline__ void store_word(uint64_t* to, uint32_t value, uint32_t tag) {
-  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(static_cast<uint64_t>(tag) << 32 | value)
-               : "memory");
+// ---- Values that a kernel at work hands to the next -----------------------------------------------------
+// Words of 32 bits that are kUnwritten until their one writer of a step has written them: a kernel reads the
+// very values that it is going to use until they are there, and need not wait for the kernel before it to
+// end. Numbers never look like kUnwritten: arithmetic and conversions give other bits for what is not a
+// number.
+inline constexpr uint32_t kUnwritten = 0xffffffffu;
+__device__ __forceinline__ void hand_on(uint32_t* to, uint32_t value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(to), "r"(value));
 }
-// The same, seen after everything that this thread wrote before, or saw written at a barrier.
-__device__ __forceinline__ void release_word(uint64_t* to, uint32_t value, uint32_t tag) {
-  asm volatile("st.release.gpu.global.u64 [%0], %1;" ::"l"(to), "l"(static_cast<uint64_t>(tag) << 32 | value)
-               : "memory");
+__device__ __forceinline__ void hand_on(float* to, float value) {
+  hand_on(reinterpret_cast<uint32_t*>(to), __float_as_uint(value));
 }
-__device__ __forceinline__ void load_words(uint64_t& first, uint64_t& second, const uint64_t* from) {
-  asm volatile("ld.relaxed.gpu.global.v2.u64 {%0, %1}, [%2];"
-               : "=l"(first), "=l"(second)
-               : "l"(from)
-               : "memory");
+__device__ __forceinline__ uint32_t peek(const uint32_t* p) {
+  uint32_t v;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(p));
+  return v;
 }
-__device__ __forceinline__ uint64_t load_word(const uint64_t* from) {
-  uint64_t word;
-  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
+__device__ __forceinline__ float peek(const float* p) {
+  return __uint_as_float(peek(reinterpret_cast<const uint32_t*>(p)));
 }
-__device__ __forceinline__ uint64_t acquire_word(const uint64_t* from) {
-  uint64_t word;
-  asm volatile("ld.acquire.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-  return word;
+__device__ __forceinline__ uint4 peek(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
 }
-// Between two looks at words that are not there yet.
-__device__ __forceinline__ void pause() {}
-
-// ---- The block ------------------------------------------------------------------------------------------
-__device__ __forceinline__ uint8_t* dynamic_shared() {
-  extern __shared__ __align__(128) uint8_t dynamic_shared_bytes[];
-  return dynamic_shared_bytes;
+__device__ __forceinline__ float4 peek(const float4* p) {
+  const uint4 v = peek(reinterpret_cast<const uint4*>(p));
+  return make_float4(__uint_as_float(v.x), __uint_as_float(v.y), __uint_as_float(v.z), __uint_as_float(v.w));
 }
-// A barrier of some of a block's warps: `id` is 1 to 15 and no other such barrier's.
-template <uint32_t kId, uint32_t kThreads>
-struct GroupSync {
-  __device__ __forceinline__ void operator()() const {
-    asm volatile("bar.sync %0, %1;" ::"n"(kId), "n"(kThreads) : "memory");
-  }
-};
-// Makes what this thread wrote to shared memory precede copies to the same place that others start after a
-// barrier.
-__device__ __forceinline__ void order_copies_after_writes() {
+__device__ __forceinline__ bool unwritten(uint32_t v) { return v == kUnwritten; }
+__device__ __forceinline__ bool unwritten(float v) { return __float_as_uint(v) == kUnwritten; }
+__device__ __forceinline__ bool unwritten(const uint4& v) {
+  return max(max(v.x, v.y), max(v.z, v.w)) == kUnwritten;
+}
+__device__ __forceinline__ bool unwritten(const float4& v) {
+  return unwritten(
+      make_uint4(__float_as_uint(v.x), __float_as_uint(v.y), __float_as_uint(v.z), __float_as_uint(v.w)));
+}
+// All lanes of a warp call: whether one of them must look again.
+__device__ __forceinline__ bool any_lane(bool missing) { return __any_sync(kAll, missing); }
+// Asks for `bytes`, a multiple of 16, to be in the level-2 cache soon.
+__device__ __forceinline__ void prefetch_l2(const uint8_t* from, uint32_t bytes) {
 #if __CUDA_ARCH__ >= 900
-  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 #endif
+}
+__device__ __forceinline__ void count_one(uint32_t* count) {
+  asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(count));
+}
+
+// By block `block` of `blocks`.
+__device__ __forceinline__ void unwrite(const UnwriteArgs& a, uint32_t block, uint32_t blocks) {
+  for (uint64_t i = uint64_t{block} * blockDim.x + threadIdx.x; i < a.bytes / 16;
+       i += uint64_t{blocks} * blockDim.x) {
+    reinterpret_cast<uint4*>(a.memory)[i] = make_uint4(kUnwritten, kUnwritten, kUnwritten, kUnwritten);
+  }
+}
+
+// What a kernel reads of the one before it, and leaves for the next: `kRelayed` kernels as above.
+template <bool kRelayed, class T>
+__device__ __forceinline__ T read(const T* p) {
+  if constexpr (kRelayed) {
+    return peek(p);
+  } else {
+    return load_l2(p);
+  }
+}
+template <bool kRelayed, class T>
+__device__ __forceinline__ void write(T* to, T value) {
+  if constexpr (kRelayed) {
+    hand_on(to, value);
+  } else {
+    *to = value;
+  }
 }
 
 // ---- Tensor instructions --------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ constexpr uint32_t kPartBytes = 32 * 1024;  // of the partial results of one epo
 // Bytes of a staged row of inputs: no bank conflicts between neighbours.
 __host__ __device__ constexpr uint32_t column_stride(uint32_t inputs) { return inputs * 2 + 16; }
 
-template <class F_, uint32_t kInputTiles_, uint32_t kGroups_, bool kHeads_>
+template <class F_, uint32_t kInputTiles_, uint32_t kGroups_, bool kHeads_, bool kRelayed_ = false>
 struct Product {
   using F = F_;
   static constexpr uint32_t kInputTiles = kInputTiles_;
@@ -25,6 +25,7 @@ struct Product {
   static constexpr uint32_t kTeams = kWarps / kSplits;                              // of such warps
   static constexpr uint32_t kTiles = kInputTiles / kSplits;
   static constexpr uint32_t kGroups = kGroups_;  // of kGroupRows rows
+  static constexpr bool kRelayed = kRelayed_;    // see Relay; one group
   static constexpr bool kHeads = kHeads_;        // inputs are normed by heads, else by rows or not at all
   static constexpr uint32_t kNormed = kHeads && kTiles > 1 ? 2 : 1;  // tiles with one factor
   // Where the inputs of a block are held: in shared memory (a few rows of many inputs, which are used once),
@@ -112,7 +113,9 @@ __device__ __forceinline__ void finish_units(const ProjectArgs& a, const Epoch& 
     Element element = early;
     if (active) {
       if (a.y == nullptr && (epoch.first != 0 || i != threadIdx.x)) {
-        element = load_element(a.to, at.row, r);
+        do {
+          element = load_element<P::kRelayed>(a.to, at.row, r);
+        } while (P::kRelayed && unwritten(element.value));
       }
       const uint32_t stride = a.rows * kTileRows;
       const float* const part = epoch.part + at.unit * P::kSplits * stride + at.row * kTileRows + at.output;
@@ -125,9 +128,9 @@ __device__ __forceinline__ void finish_units(const ProjectArgs& a, const Epoch& 
       }
     }
     if (a.y == nullptr) {
-      add_to_stream(a.to, at.row, r, value, active, element);
+      add_to_stream<P::kRelayed>(a.to, at.row, r, value, active, element);
     } else if (active && r < a.ld_y) {
-      a.y[size_t{at.row} * a.ld_y + r] = value;
+      write<P::kRelayed>(a.y + size_t{at.row} * a.ld_y + r, value);
     }
   }
 }
@@ -145,7 +148,7 @@ template <class P>
 __device__ __forceinline__ Column input_column(const ProjectArgs& a, uint32_t group, uint32_t tile) {
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t row = min(group * kGroupRows + (lane >> 2), a.rows - 1);
-  return fetch_column(a.feed.x + size_t{row} * P::kInputs, tile, lane);
+  return fetch_column<P::kRelayed>(a.feed.x + size_t{row} * P::kInputs, tile, lane);
 }
 template <class P>
 __device__ __forceinline__ Column staged_column(const uint8_t* columns, uint32_t rows, uint32_t tile) {
@@ -169,18 +172,40 @@ __device__ __forceinline__ void stage_columns(uint8_t* columns, const ProjectArg
 // is not there stands for its neighbour, so that there is no branch and all loads are on their way together.
 struct HeadSquares {
   float4 low, high;
+  template <bool kRelayed>
   __device__ __forceinline__ void load(const ProjectArgs& a, uint32_t inputs, uint32_t row, uint32_t head) {
     static_assert(kDeltaDim / kFeedBlock == 8);
     const float4* const from = reinterpret_cast<const float4*>(
         a.feed.squares + size_t{min(row, a.rows - 1)} * (inputs / kFeedBlock) + head * 8);
-    low = load_l2(from);
-    high = load_l2(from + 1);
+    low = read<kRelayed>(from);
+    high = read<kRelayed>(from + 1);
   }
+  __device__ __forceinline__ bool missing() const { return unwritten(low) || unwritten(high); }
   __device__ __forceinline__ float scale() const {
     const float sum = ((low.x + low.y) + (low.z + low.w)) + ((high.x + high.y) + (high.z + high.w));
     return rsqrtf(sum / static_cast<float>(kDeltaDim) + kEps);
   }
 };
+
+// Heads of a warp's inputs: a lane has the squares of one of them and one row of a group.
+template <class P>
+__device__ __forceinline__ void load_squares(HeadSquares& squares, const ProjectArgs& a, uint32_t split,
+                                             uint32_t group) {
+  constexpr uint32_t kCount = P::kTiles / P::kNormed;
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t own = lane / kGroupRows % kCount;
+  const uint32_t head = (split * P::kTiles + own * P::kNormed) / (kDeltaDim / kTileCols);
+  squares.load<P::kRelayed>(a, P::kInputs, group * kGroupRows + lane % kGroupRows, head);
+}
+template <class P>
+__device__ __forceinline__ void set_factors(Inputs<P>& in, const HeadSquares& squares, uint32_t group) {
+  const float scale = squares.scale();
+#pragma unroll
+  for (uint32_t i = 0; i < P::kTiles / P::kNormed; ++i) {
+    const uint32_t from = i * kGroupRows + (threadIdx.x & 3) * 2;
+    in.factor[group][i] = make_float2(__shfl_sync(kAll, scale, from), __shfl_sync(kAll, scale, from + 1));
+  }
+}
 
 template <class P>
 __device__ __forceinline__ void load_inputs(Inputs<P>& in, const ProjectArgs& a, uint32_t split) {
@@ -194,20 +219,11 @@ __device__ __forceinline__ void load_inputs(Inputs<P>& in, const ProjectArgs& a,
     }
   }
   if constexpr (P::kHeads) {
-    constexpr uint32_t kCount = P::kTiles / P::kNormed;  // heads of the warp
-    const uint32_t lane = threadIdx.x & 31;
-    const uint32_t own = lane / kGroupRows % kCount;
-    const uint32_t head = (split * P::kTiles + own * P::kNormed) / (kDeltaDim / kTileCols);
 #pragma unroll
     for (uint32_t group = 0; group < P::kGroups; ++group) {
       HeadSquares squares;
-      squares.load(a, P::kInputs, group * kGroupRows + lane % kGroupRows, head);
-      const float scale = squares.scale();
-#pragma unroll
-      for (uint32_t i = 0; i < kCount; ++i) {
-        const uint32_t from = i * kGroupRows + (lane & 3) * 2;
-        in.factor[group][i] = make_float2(__shfl_sync(kAll, scale, from), __shfl_sync(kAll, scale, from + 1));
-      }
+      load_squares<P>(squares, a, split, group);
+      set_factors(in, squares, group);
     }
   }
 }
@@ -266,14 +282,22 @@ __device__ __forceinline__ void multiply_unit(float (&f)[P::kGroups][4], const u
 }
 
 // The element of the stream that a thread finishes first.
-__device__ __forceinline__ Element first_element(const ProjectArgs& a) {
-  if (a.y != nullptr) {
-    return {0, 0};
+struct FirstElement {
+  uint32_t row, output;
+  bool none;  // nothing is added to the stream
+  __device__ __forceinline__ explicit FirstElement(const ProjectArgs& a) : none(a.y != nullptr) {
+    const Place place = places_of(a.rows).of(threadIdx.x);
+    row = min(place.row, a.rows - 1);
+    output = min((blockIdx.x + place.unit * gridDim.x) * kTileRows + place.output, a.to.hidden - 1);
   }
-  const Place place = places_of(a.rows).of(threadIdx.x);
-  const uint32_t output = (blockIdx.x + place.unit * gridDim.x) * kTileRows + place.output;
-  return load_element(a.to, min(place.row, a.rows - 1), min(output, a.to.hidden - 1));
-}
+  __device__ __forceinline__ float norm(const ProjectArgs& a) const {
+    return none ? 0 : a.to.next_norm[output];
+  }
+  template <bool kRelayed>
+  __device__ __forceinline__ float value(const ProjectArgs& a) const {
+    return none ? 0 : read<kRelayed>(a.to.from + size_t{row} * a.to.hidden + output);
+  }
+};
 
 // 1 / rms of all rows, a warp for each; `squares` are of the warp's first.
 template <class P>
@@ -289,6 +313,121 @@ __device__ __forceinline__ void scale_rows(float* scales, RowSquares<P::kInputs>
     const float scale = squares.scale();
     if (lane == 0) {
       scales[row] = scale;
+    }
+  }
+}
+
+struct Reading {
+  const FirstElement& first;
+  uint8_t* columns;  // inputs in shared memory
+  uint32_t split;
+};
+// All that a relayed kernel reads, again and again until it is there: the warp's inputs or, where they are
+// held in shared memory, this thread's share of the block's, the sums of squares, the element of the stream.
+template <class P>
+__device__ __forceinline__ void await_inputs(Inputs<P>& in, RowSquares<P::kInputs>& squares, Element& early,
+                                             const Reading& reading, const ProjectArgs& a) {
+  const uint32_t split = reading.split;
+  constexpr uint32_t kChunks = P::kInputs / 8;  // of 16 bytes
+  constexpr uint32_t kShares = P::kStaged ? kRelayedRows * kChunks / (kWarps * 32) : 1;
+  const uint32_t warp = threadIdx.x / 32;
+  const uint32_t all = a.rows * kChunks;
+  HeadSquares heads;
+  uint4 share[kShares];
+  bool missing;
+  do {
+    missing = false;
+    if constexpr (P::kStaged) {
+#pragma unroll
+      for (uint32_t i = 0; i < kShares; ++i) {
+        const uint32_t at = threadIdx.x + i * kWarps * 32;
+        share[i] = at < all ? peek(reinterpret_cast<const uint4*>(a.feed.x) + at) : make_uint4(0, 0, 0, 0);
+      }
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < P::kTiles; ++i) {
+        in.x[0][i] = input_column<P>(a, 0, split * P::kTiles + i);
+      }
+    }
+    if constexpr (P::kHeads) {
+      load_squares<P>(heads, a, split, 0);
+    }
+    if (a.scaling == Scaling::row && warp < a.rows) {
+      squares.template load<true>(a.feed.squares, warp, threadIdx.x & 31);
+      missing = squares.missing();
+    }
+    early.value = reading.first.value<true>(a);
+    missing = missing || unwritten(early.value);
+    if constexpr (P::kStaged) {
+#pragma unroll
+      for (uint32_t i = 0; i < kShares; ++i) {
+        missing = missing || unwritten(share[i]);
+      }
+    } else {
+#pragma unroll
+      for (uint32_t i = 0; i < P::kTiles; ++i) {
+        missing = missing || unwritten(in.x[0][i]);
+      }
+    }
+    if constexpr (P::kHeads) {
+      missing = missing || heads.missing();
+    }
+  } while (any_lane(missing));
+  if constexpr (P::kStaged) {
+#pragma unroll
+    for (uint32_t i = 0; i < kShares; ++i) {
+      const uint32_t at = threadIdx.x + i * kWarps * 32;
+      if (at < all) {
+        *reinterpret_cast<uint4*>(reading.columns + at / kChunks * column_stride(P::kInputs) +
+                                  at % kChunks * 16) = share[i];
+      }
+    }
+  }
+  if constexpr (P::kHeads) {
+    set_factors(in, heads, 0);
+  }
+}
+
+// What a block reads of the kernels before it. Ends with a barrier if inputs are held in shared memory.
+template <class P>
+__device__ __forceinline__ void read_inputs(Inputs<P>& in, RowSquares<P::kInputs>& squares, Element& early,
+                                            const Reading& reading, const ProjectArgs& a) {
+  if constexpr (P::kRelayed) {
+    await_inputs<P>(in, squares, early, reading, a);
+  } else {
+    if constexpr (P::kStaged) {
+      stage_columns<P>(reading.columns, a);
+    }
+    load_inputs<P>(in, a, reading.split);
+    squares.load(a.feed.squares, min(threadIdx.x / 32, a.rows - 1), threadIdx.x & 31);
+    early.value = reading.first.value<false>(a);
+  }
+  sum_inputs(in);
+  if constexpr (P::kStaged) {
+    wait_copies<0>();
+    __syncthreads();
+  }
+}
+
+// See Relay: neither is used.
+template <bool kRelayed>
+__device__ __forceinline__ void hold_or_ask_ahead(const Relay& relay, uint32_t lane, uint32_t warp) {
+  if constexpr (!kRelayed) {
+    return;
+  }
+  if (relay.hold != nullptr) {
+    if (threadIdx.x == 0) {
+      while (peek(relay.hold) + 1 < relay.hold_blocks) {
+      }
+    }
+    __syncthreads();
+  }
+  if (relay.ahead != nullptr && lane == 0) {
+    const uint64_t parts = uint64_t{gridDim.x} * kWarps;
+    const uint64_t each = (relay.ahead_bytes + parts * 64 - 1) / (parts * 64) * 64;
+    const uint64_t from = (uint64_t{blockIdx.x} * kWarps + warp) * each;
+    if (from < relay.ahead_bytes) {
+      prefetch_l2(relay.ahead + from, min(each, relay.ahead_bytes - from));
     }
   }
 }
@@ -318,6 +457,7 @@ __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_
       next += step;
     }
   };
+  hold_or_ask_ahead<P::kRelayed>(a.relay, lane, warp);
   // One stage at a time: what waits for the kernels before this one must not wait for weights as well.
 #pragma unroll 1
   for (uint32_t i = 0; i < a.stages; ++i) {
@@ -331,21 +471,13 @@ __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_
   const uint32_t unit_floats = P::kSplits * a.rows * kTileRows;
   float* const own = part + (split * a.rows + (lane & 3) * 2) * kTileRows + (lane >> 2);
 
-  wait_for_predecessors();
+  const FirstElement first(a);
+  Element early{0, first.norm(a)};
+  wait_for_results<P::kRelayed>(a.relay);
   uint8_t* const columns = shared + at.columns;
-  if constexpr (P::kStaged) {
-    stage_columns<P>(columns, a);
-  }
   Inputs<P> in;
-  load_inputs<P>(in, a, split);
   RowSquares<P::kInputs> squares;
-  squares.load(a.feed.squares, min(warp, a.rows - 1), lane);
-  const Element early = first_element(a);
-  sum_inputs(in);
-  if constexpr (P::kStaged) {
-    wait_copies<0>();
-    __syncthreads();
-  }
+  read_inputs<P>(in, squares, early, {first, columns, split}, a);
   scale_rows<P>(scales, squares, a);
   uint32_t buffer = 0;
   uint32_t unit = blockIdx.x + team * gridDim.x;  // of the matrix, of this team
@@ -366,10 +498,17 @@ __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_
       to += P::kTeams * unit_floats;
     }
     __syncthreads();  // two buffers: this one is not written again before all have passed the next barrier
+    if (end >= a.w.row_blocks && (a.relay.options & kAnnounceFirst) != 0) {
+      announce_results<P::kRelayed>(a.relay);
+    }
     const uint32_t count = min(at.units, (a.w.row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x - unit0);
     finish_units<P>(a, {part + buffer * unit_floats, unit0, count}, scales, early);
     buffer = at.units - buffer;
   }
+  if ((a.relay.options & kAnnounceFirst) == 0) {
+    announce_results<P::kRelayed>(a.relay);
+  }
+  end_relay<P::kRelayed>();
 }
 
 template <class P>
@@ -385,10 +524,13 @@ int launch(const ProjectArgs& args, Stream queue) {
 
 // Calls f.template operator()<Product>() for this product, or returns an error where there is none.
 template <class Call>
-int with_product(const PackedMatrix& w, bool heads, uint32_t rows, Call&& call) {
+int with_product(const PackedMatrix& w, bool heads, uint32_t rows, bool relayed, Call&& call) {
   return with_format(w, [&]<class F>() -> int {
     const auto of = [&]<uint32_t kInputTiles, bool kHeads>() -> int {
       if constexpr (!F::kWide) {  // wide tiles are rare: one kernel for any number of rows will do
+        if (relayed) {
+          return call.template operator()<Product<F, kInputTiles, 1, kHeads, true>>();
+        }
         if (rows <= kGroupRows) {
           return call.template operator()<Product<F, kInputTiles, 1, kHeads>>();
         }
@@ -425,11 +567,13 @@ int prepare_project(uint32_t bytes) {
       for (const uint32_t rows : {kGroupRows, kSmallRows}) {
         for (const uint32_t form : {4u, 32u, 64u, 1016u, 1064u}) {
           w.k_tiles = form % 1000;
-          const int e = with_product(w, form > 1000, rows, [&]<class P>() -> int {
-            return prepare_kernel(project_kernel<P>, bytes);
-          });
-          if (e != cudaSuccess) {
-            return e;
+          for (const bool relayed : {false, true}) {
+            const int e = with_product(w, form > 1000, rows, relayed, [&]<class P>() -> int {
+              return prepare_kernel(project_kernel<P>, bytes);
+            });
+            if (e != cudaSuccess) {
+              return e;
+            }
           }
         }
       }
@@ -439,10 +583,11 @@ int prepare_project(uint32_t bytes) {
 }
 
 int launch_project(const ProjectArgs& args, Stream queue) {
-  if (args.rows == 0 || args.rows > kSmallRows) {
+  const bool relayed = args.relay.on != 0;
+  if (args.rows == 0 || args.rows > (relayed ? kRelayedRows : kSmallRows) || (relayed && args.w.wide != 0)) {
     return cudaErrorInvalidValue;
   }
-  return with_product(args.w, args.scaling == Scaling::head, args.rows,
+  return with_product(args.w, args.scaling == Scaling::head, args.rows, relayed,
                       [&]<class P>() { return launch<P>(args, queue); });
 }
 

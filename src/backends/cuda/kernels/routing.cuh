@@ -51,11 +51,15 @@ struct Logits {
   static constexpr uint32_t kEach = kMostExperts / 32;
   float4 low, high;
   float gate;
+  template <bool kRelayed>
   __device__ __forceinline__ void load(const float* logits, uint32_t experts) {
     const uint32_t first = min((threadIdx.x & 31) * kEach, experts - kEach);
-    low = load_l2(reinterpret_cast<const float4*>(logits + first));
-    high = load_l2(reinterpret_cast<const float4*>(logits + first) + 1);
-    gate = load_l2(logits + experts);
+    low = read<kRelayed>(reinterpret_cast<const float4*>(logits + first));
+    high = read<kRelayed>(reinterpret_cast<const float4*>(logits + first) + 1);
+    gate = read<kRelayed>(logits + experts);
+  }
+  __device__ __forceinline__ bool missing() const {
+    return unwritten(low) || unwritten(high) || unwritten(gate);
   }
 };
 
@@ -206,12 +210,15 @@ __device__ __forceinline__ void list_entries(Routing& r, uint32_t rows) {
 }
 
 // The first `warps` warps of the block call after prepare_routing() and a barrier.
+template <bool kRelayed>
 __device__ __forceinline__ void route_rows(Routing& r, const float* router, uint32_t ld, uint32_t experts,
                                            uint32_t rows, uint32_t warps) {
 #pragma unroll 1
   for (uint32_t row = threadIdx.x / 32; row < rows; row += warps) {
     Logits logits;
-    logits.load(router + size_t{row} * ld, experts);
+    do {
+      logits.load<kRelayed>(router + size_t{row} * ld, experts);
+    } while (kRelayed && any_lane(logits.missing()));
     route_row(r, logits, experts, row, rows);
   }
 }

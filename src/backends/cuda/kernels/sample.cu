@@ -382,6 +382,10 @@ __global__ void __launch_bounds__(kChooseThreads) choose_kernel(SampleArgs a) {
   __shared__ Best all;
   wait_for_predecessors();
   start_successors();
+  if (blockIdx.x >= a.rows) {
+    unwrite(a.unwrite, blockIdx.x - a.rows, gridDim.x - a.rows);
+    return;
+  }
   const SampleRow row = a.table[blockIdx.x];
   const uint32_t slices = slices_of(a.vocab);
   Best best{-INFINITY, -1, 1};
@@ -442,7 +446,7 @@ int launch_sample(const SampleArgs& args, Stream queue) {
   config.blockDim = dim3(kThreads);
   config.stream = queue;
   int e = launch_dependent(adjust_kernel, config, args);
-  config.gridDim = dim3(args.rows);
+  config.gridDim = dim3(args.rows + (args.unwrite.memory != nullptr ? kUnwriteBlocks : 0));
   config.blockDim = dim3(kChooseThreads);
   config.dynamicSmemBytes = sizeof(Choosing);
   return e != 0 ? e : launch_dependent(choose_kernel, config, args);

@@ -43,10 +43,11 @@ struct SampleArgs {
   const SampleRow* table;
   const BiasEntry* bias;
   const uint32_t* allowed;
-  float* adjusted;   // [rows][vocab]
-  SliceBest* best;   // [rows][slices]
-  int32_t* tokens;   // [rows]: the sampled id, or -1
-  uint32_t* finite;  // [rows]: 0 where the row could not be used
+  float* adjusted;      // [rows][vocab]
+  SliceBest* best;      // [rows][slices]
+  int32_t* tokens;      // [rows]: the sampled id, or -1
+  uint32_t* finite;     // [rows]: 0 where the row could not be used
+  UnwriteArgs unwrite;  // done beside the last kernel
 };
 int launch_sample(const SampleArgs& args, Stream queue);
 int prepare_sample();  // to be called once before the first launch

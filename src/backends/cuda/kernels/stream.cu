@@ -5,21 +5,26 @@
 namespace lily::cuda {
 namespace {
 
-// One block a row; hidden is a multiple of its threads.
-__global__ void __launch_bounds__(256) embed_kernel(EmbedArgs a) {
+// A block has 256 values of a row; hidden is a multiple of that.
+constexpr uint32_t kEmbedThreads = 256;
+__global__ void __launch_bounds__(kEmbedThreads) embed_kernel(EmbedArgs a) {
   wait_for_predecessors();
   start_successors();
-  const uint32_t row = blockIdx.x;
-  if (row == 0) {
-    for (uint32_t i = threadIdx.x; i < a.clear_count; i += blockDim.x) {
+  const uint32_t row = blockIdx.y;
+  if (row == 0 && blockIdx.x == 0) {
+    for (uint32_t i = threadIdx.x; i < a.clear_count; i += kEmbedThreads) {
       a.clear[i] = 0;
     }
   }
-  const int32_t id = token_of(a, row);
-  const uint32_t hidden = a.to.hidden;
-  for (uint32_t i = threadIdx.x; i < hidden; i += blockDim.x) {
-    add_to_stream(a.to, row, i, embedding(a, id, i, hidden), true, {0, a.to.next_norm[i]});
-  }
+  const uint32_t i = blockIdx.x * kEmbedThreads + threadIdx.x;
+  const float value = embedding(a, token_of(a, row), i, a.to.hidden);
+  add_to_stream<true>(a.to, row, i, value, true, {0, a.to.next_norm[i]});
+}
+
+__global__ void __launch_bounds__(256) unwrite_kernel(UnwriteArgs a) {
+  wait_for_predecessors();
+  start_successors();
+  unwrite(a, blockIdx.x, gridDim.x);
 }
 
 struct PrepareArgs {
@@ -33,7 +38,7 @@ __global__ void __launch_bounds__(256) feed_kernel(PrepareArgs a) {
   const uint32_t from = a.rows_of != nullptr ? load_l2(a.rows_of + row) : row;
   for (uint32_t i = threadIdx.x; i < a.to.hidden; i += blockDim.x) {
     const float x = load_l2(a.to.stream + size_t{from} * a.to.hidden + i);
-    a.to.feed.x[size_t{row} * a.to.hidden + fragment_position(i)] = to_bf16(x * a.to.next_norm[i]);
+    put_input<false>(a.to.feed.x + size_t{row} * a.to.hidden, i, x * a.to.next_norm[i], true);
     const float square = sum_lanes<kFeedBlock>(x * x);
     if (i % kFeedBlock == 0) {
       a.to.feed.squares[size_t{row} * (a.to.hidden / kFeedBlock) + i / kFeedBlock] = square;
@@ -57,14 +62,23 @@ __global__ void rotary_kernel(float2* table, const float* frequencies, uint32_t 
 }  // namespace
 
 int prepare_stream() {
-  const int e = prepare_kernel(embed_kernel, 0);
-  return e != 0 ? e : prepare_kernel(feed_kernel, 0);
+  int e = prepare_kernel(embed_kernel, 0);
+  e = e != 0 ? e : prepare_kernel(feed_kernel, 0);
+  return e != 0 ? e : prepare_kernel(unwrite_kernel, 0);
+}
+
+int launch_unwrite(const UnwriteArgs& args, Stream queue) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(kUnwriteBlocks);
+  config.blockDim = dim3(256);
+  config.stream = queue;
+  return launch_dependent(unwrite_kernel, config, args);
 }
 
 int launch_embed(const EmbedArgs& args, Stream queue) {
   cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(args.rows);
-  config.blockDim = dim3(256);
+  config.gridDim = dim3(args.to.hidden / kEmbedThreads, args.rows);
+  config.blockDim = dim3(kEmbedThreads);
   config.stream = queue;
   return launch_dependent(embed_kernel, config, args);
 }

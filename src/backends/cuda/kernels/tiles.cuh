@@ -36,9 +36,14 @@ __device__ __forceinline__ Column column_of(const uint4& low, const uint4& high)
   return {{low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w}};
 }
 // Row of inputs in memory that another kernel has written.
+template <bool kRelayed = false>
 __device__ __forceinline__ Column fetch_column(const uint16_t* row, uint32_t tile, uint32_t lane) {
   const uint4* const from = reinterpret_cast<const uint4*>(row + tile * kTileCols) + (lane & 3) * 2;
-  return column_of(load_l2(from), load_l2(from + 1));
+  return column_of(read<kRelayed>(from), read<kRelayed>(from + 1));
+}
+__device__ __forceinline__ bool unwritten(const Column& x) {
+  return max(max(max(x.b[0], x.b[1]), max(x.b[2], x.b[3])), max(max(x.b[4], x.b[5]), max(x.b[6], x.b[7]))) ==
+         kUnwritten;
 }
 
 // Sums of the inputs of columns 2t and 2t + 1 of lane t: over the tile, or over each of its halves where
@@ -199,24 +204,26 @@ struct Element {
   float value;
   float norm;
 };
+template <bool kRelayed = false>
 __device__ __forceinline__ Element load_element(const StreamArgs& to, uint32_t row, uint32_t output) {
-  return {__ldcg(to.stream + size_t{row} * to.hidden + output), to.next_norm[output]};
+  return {read<kRelayed>(to.from + size_t{row} * to.hidden + output), to.next_norm[output]};
 }
 
 // Adds `value` to one element of the stream and writes its place in the feed of the next product. The 16
 // lanes of a half warp hold 16 consecutive outputs of one row; all lanes of the warp must call, `active` or
 // not.
+template <bool kRelayed>
 __device__ __forceinline__ void add_to_stream(const StreamArgs& to, uint32_t row, uint32_t output,
                                               float value, bool active, const Element& element) {
   float now = 0;
   if (active) {
     now = element.value + value;
-    to.stream[size_t{row} * to.hidden + output] = now;
-    to.feed.x[size_t{row} * to.hidden + fragment_position(output)] = to_bf16(now * element.norm);
+    write<kRelayed>(to.stream + size_t{row} * to.hidden + output, now);
   }
+  put_input<kRelayed>(to.feed.x + size_t{row} * to.hidden, output, now * element.norm, active);
   const float square = sum_lanes<kFeedBlock>(now * now);
   if (active && output % kFeedBlock == 0) {
-    to.feed.squares[size_t{row} * (to.hidden / kFeedBlock) + output / kFeedBlock] = square;
+    write<kRelayed>(to.feed.squares + size_t{row} * (to.hidden / kFeedBlock) + output / kFeedBlock, square);
   }
 }
 
@@ -227,11 +234,21 @@ struct RowSquares {
   static constexpr uint32_t kEach = (kBlocks + 31) / 32;
   float each[kEach];
 
+  template <bool kRelayed = false>
   __device__ __forceinline__ void load(const float* squares, uint32_t row, uint32_t lane) {
 #pragma unroll
     for (uint32_t i = 0; i < kEach; ++i) {
-      each[i] = i * 32 + lane < kBlocks ? load_l2(squares + size_t{row} * kBlocks + i * 32 + lane) : 0.0f;
+      each[i] =
+          i * 32 + lane < kBlocks ? read<kRelayed>(squares + size_t{row} * kBlocks + i * 32 + lane) : 0.0f;
     }
+  }
+  __device__ __forceinline__ bool missing() const {
+    bool any = false;
+#pragma unroll
+    for (uint32_t i = 0; i < kEach; ++i) {
+      any = any || unwritten(each[i]);
+    }
+    return any;
   }
   // 1 / rms, in all lanes.
   __device__ __forceinline__ float scale() const {
