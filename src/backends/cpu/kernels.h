@@ -104,11 +104,13 @@ struct GatedNormArgs {
   float* out;  // may be x
 };
 
-// Causal depthwise convolution of width 4 and SiLU over `channels` neighbouring channels of `rows` rows, in
-// place (equation 11).
+// Causal depthwise convolution of width 4 and SiLU over `channels` neighbouring channels of `rows` rows
+// (equation 11).
 struct ConvArgs {
-  float* x;  // [rows][stride]
+  const float* x;  // [rows][stride]
   size_t stride;
+  float* out;  // [rows][out_stride]; may be x
+  size_t out_stride;
   uint32_t rows;
   uint32_t channels;    // a multiple of 16
   const float* weight;  // [4 taps][width], last tap on the current row
@@ -118,8 +120,8 @@ struct ConvArgs {
 
 // The gated delta rule of one v head over `rows` rows (equation 15). q and k are normalised, q scaled.
 struct DeltaArgs {
-  float* state;  // [kKeyDim][kValueDim], updated
-  uint32_t rows;  // at least one
+  float* state;    // [kKeyDim][kValueDim], updated
+  uint32_t rows;   // at least one
   const float* q;  // row r at q + r * stride, likewise k and v
   const float* k;
   const float* v;

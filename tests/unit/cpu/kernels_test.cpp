@@ -135,10 +135,25 @@ TEST_P(Kernel, ConvolutionCarriesItsStateOver) {
   const auto first = randoms(3 * kWidth, 13);
   auto x = input;
   auto state = first;
+  constexpr size_t kOutWidth = 40;
+  std::vector<float> apart(kRows * kOutWidth, -7.0F);
   for (const auto& [begin, rows] : {std::pair{0U, 2U}, std::pair{2U, 1U}, std::pair{3U, 4U}}) {
-    kernels().conv_silu(
-        {x.data() + begin * kWidth, kWidth, rows, kChannels, weight.data(), state.data(), kWidth});
+    const bool in_place = begin == 2;
+    float* rows_of_x = x.data() + begin * kWidth;
+    kernels().conv_silu({.x = rows_of_x,
+                         .stride = kWidth,
+                         .out = in_place ? rows_of_x : apart.data() + begin * kOutWidth,
+                         .out_stride = in_place ? kWidth : kOutWidth,
+                         .rows = rows,
+                         .channels = kChannels,
+                         .weight = weight.data(),
+                         .state = state.data(),
+                         .width = kWidth});
   }
+  const auto result = [&](int row, size_t channel) {
+    const auto r = static_cast<size_t>(row);
+    return r == 2 ? x[r * kWidth + channel] : apart[r * kOutWidth + channel];
+  };
   const auto at = [&](int row, size_t channel) {
     return double{row < 0 ? first[static_cast<size_t>(row + 3) * kWidth + channel]
                           : input[static_cast<size_t>(row) * kWidth + channel]};
@@ -153,8 +168,7 @@ TEST_P(Kernel, ConvolutionCarriesItsStateOver) {
         size += std::fabs(term);
       }
       // The slope of SiLU is at most 1.1.
-      ASSERT_NEAR(x[static_cast<size_t>(row) * kWidth + c], silu(sum),
-                  16 * kUnit * (size + std::fabs(silu(sum))));
+      ASSERT_NEAR(result(row, c), silu(sum), 16 * kUnit * (size + std::fabs(silu(sum))));
     }
   }
   for (size_t i = 0; i < 3; ++i) {
@@ -162,7 +176,9 @@ TEST_P(Kernel, ConvolutionCarriesItsStateOver) {
       ASSERT_EQ(state[i * kWidth + c], input[(kRows - 3 + i) * kWidth + c]);
     }
   }
-  EXPECT_EQ(x[kChannels], input[kChannels]) << "other channels are left alone";
+  EXPECT_EQ(x[2 * kWidth + kChannels], input[2 * kWidth + kChannels]) << "other channels are left alone";
+  EXPECT_EQ(apart[kChannels], -7.0F) << "of the output, too";
+  EXPECT_EQ(x[0], input[0]) << "and the input, where the output is not in its place";
 }
 
 // Equation 15 in double.

@@ -15,7 +15,7 @@ struct CpuBlocks::DeltaNetBatch {
                 uint32_t batch_rows);
   const PackedDeltaNet& w;
   uint32_t rows;
-  float* mixed;  // [rows][conv_channels]: q | k | v, then the heads' outputs in place of v
+  float* mixed;  // [rows][conv_channels]: q | k | v, before the convolution
   float* z;      // [rows][value_width]
   float* a;      // [rows][v_heads], then the decay
   float* b;      // [rows][v_heads], then beta

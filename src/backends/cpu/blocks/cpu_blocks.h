@@ -91,7 +91,7 @@ class CpuBlocks final : public host::Blocks {
 
   void delta_net_batch(const DeltaNetBatch& batch, float* stream);
   void delta_pieces(const DeltaNetBatch& batch);
-  void delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
+  void delta_chunk(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
                    uint32_t rows) const;
   void keep_heads(host::HostState& state, uint32_t layer, uint32_t k_head, uint32_t row) const;
   void attention_batch(const AttentionBatch& batch, float* stream);

@@ -9,6 +9,11 @@ namespace {
 constexpr uint32_t kDim = Shape::kKeyDim;
 static_assert(Shape::kKeyDim == Shape::kValueDim);
 
+// Rows of q, k and v that stay in the second-level cache while the v heads pass over them.
+constexpr uint32_t kChunkRows = 64;
+constexpr uint32_t kMostChannels = 4 * kDim;  // of a k head and the v heads that use it
+static_assert(kQwen36.v_heads <= 2 * kQwen36.k_heads && kTiny.v_heads <= 2 * kTiny.k_heads);
+
 float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
 // log(1 + exp(x)) without overflow.
 float softplus(float x) { return std::max(x, 0.0F) + std::log1p(std::exp(-std::fabs(x))); }
@@ -54,34 +59,40 @@ void CpuBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segment
   });
 }
 
-// One k head and the v heads that use it, over rows [first, first + rows) of a piece: convolution,
-// normalisation, gates, recurrent update, gated norm, and the outputs, which replace v, prepared for
-// out_proj.
-void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
+// One k head and the v heads that use it, over rows [first, first + rows) of a piece, at most kChunkRows:
+// convolution, normalisation, gates, recurrent update, gated norm, and the outputs, prepared for out_proj.
+void CpuBlocks::delta_chunk(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
                             uint32_t rows) const {
   const size_t channels = shape_.conv_channels();
   const auto& [q_channel, k_channel, v_channel, v_heads] = channels_of(shape_, k_head);
   const size_t row = piece.first_row + first;
-  float* mixed = batch.mixed + row * channels;
-  const auto convolve = [&](size_t channel, uint32_t count) {
-    kernels_.conv_silu({.x = mixed + channel,
+  // Rows of a batch are a multiple of 4 KB long, so that what a head reads of them falls on few sets of a
+  // cache: they are read once, into rows of q, k and v of their own.
+  alignas(64) float mixed[size_t{kChunkRows} * kMostChannels];
+  const size_t stride = (2 + v_heads) * size_t{kDim};
+  float* q = mixed;
+  float* k = q + kDim;
+  float* v = k + kDim;
+  const auto convolve = [&](size_t channel, uint32_t count, float* out) {
+    kernels_.conv_silu({.x = batch.mixed + row * channels + channel,
                         .stride = channels,
+                        .out = out,
+                        .out_stride = stride,
                         .rows = rows,
                         .channels = count,
                         .weight = batch.dense->conv.data() + channel,
                         .state = piece.state->conv(batch.layer) + channel,
                         .width = channels});
   };
-  convolve(q_channel, kDim);
-  convolve(k_channel, kDim);
-  convolve(v_channel, v_heads * kDim);
+  convolve(q_channel, kDim, q);
+  convolve(k_channel, kDim, k);
+  convolve(v_channel, v_heads * kDim, v);
   const float q_scale = 1.0F / std::sqrt(static_cast<float>(kDim));
   for (uint32_t r = 0; r < rows; ++r) {
-    kernels_.l2_normalize(mixed + r * channels + q_channel, kDim, q_scale);
-    kernels_.l2_normalize(mixed + r * channels + k_channel, kDim, 1.0F);
+    kernels_.l2_normalize(q + r * stride, kDim, q_scale);
+    kernels_.l2_normalize(k + r * stride, kDim, 1.0F);
   }
-  for (uint32_t h = k_head * v_heads; h < (k_head + 1) * v_heads; ++h) {
-    float* head = mixed + v_channel + size_t{h - k_head * v_heads} * kDim;
+  for (uint32_t h = k_head * v_heads; h < (k_head + 1) * v_heads; ++h, v += kDim) {
     float* decay = batch.a + row * shape_.v_heads + h;
     float* beta = batch.b + row * shape_.v_heads + h;
     for (size_t r = 0; r < rows; ++r) {
@@ -91,35 +102,35 @@ void CpuBlocks::delta_heads(const DeltaNetBatch& batch, const Piece& piece, uint
     }
     kernels_.delta_rule({.state = piece.state->delta(batch.layer) + size_t{h} * kDim * kDim,
                          .rows = rows,
-                         .q = mixed + q_channel,
-                         .k = mixed + k_channel,
-                         .v = head,
-                         .stride = channels,
+                         .q = q,
+                         .k = k,
+                         .v = v,
+                         .stride = stride,
                          .decay = decay,
                          .beta = beta,
                          .gate_stride = shape_.v_heads,
-                         .out = head,
-                         .out_stride = channels});
+                         .out = v,
+                         .out_stride = stride});
     for (size_t r = 0; r < rows; ++r) {
-      kernels_.gated_norm({.x = head + r * channels,
+      float* out = v + r * stride;
+      kernels_.gated_norm({.x = out,
                            .z = batch.z + (row + r) * shape_.value_width() + size_t{h} * kDim,
                            .weight = batch.dense->norm.data(),
-                           .out = head + r * channels});
-      batch.output.prepare({0, batch.rows}, static_cast<uint32_t>(row + r), head + r * channels, h * kDim,
-                           (h + 1) * kDim);
+                           .out = out});
+      batch.output.prepare({0, batch.rows}, static_cast<uint32_t>(row + r), out, h * kDim, (h + 1) * kDim);
     }
   }
 }
 
-// All rows of a piece at once; of a provisional one row by row, with a copy of the states after each.
+// All rows of a piece; of a provisional one row by row, with a copy of the states after each.
 void CpuBlocks::delta_pieces(const DeltaNetBatch& batch) {
   pool_.for_each(batch.pieces.size() * shape_.k_heads, 1, [&](size_t begin, size_t end) {
     for (size_t item = begin; item < end; ++item) {
       const Piece& piece = batch.pieces[item / shape_.k_heads];
       const auto k_head = static_cast<uint32_t>(item % shape_.k_heads);
-      const uint32_t step = piece.provisional ? 1 : piece.rows;
+      const uint32_t step = piece.provisional ? 1 : kChunkRows;
       for (uint32_t row = 0; row < piece.rows; row += step) {
-        delta_heads(batch, piece, k_head, row, step);
+        delta_chunk(batch, piece, k_head, row, std::min(step, piece.rows - row));
         if (piece.provisional) {
           keep_heads(*piece.state, batch.layer, k_head, piece.skipped + row);
         }
@@ -128,7 +139,7 @@ void CpuBlocks::delta_pieces(const DeltaNetBatch& batch) {
   });
 }
 
-// Copies what delta_heads() changed of the states to where accept() finds it.
+// Copies what delta_chunk() changed of the states to where accept() finds it.
 void CpuBlocks::keep_heads(host::HostState& state, uint32_t layer, uint32_t k_head, uint32_t row) const {
   float* conv = state.kept_conv(layer, row);
   float* delta = state.kept_delta(layer, row);

@@ -24,9 +24,9 @@ struct AmxProducts {
   static constexpr uint32_t kLeastRows = 4;   // fewer are as fast without tiles
   static constexpr size_t kTile = 1024;       // bytes
   static constexpr uint32_t kWidth = 2;       // blocks of outputs that are laid out together
-  // Inputs are taken a few groups at a time, so that the codes of kWidth blocks (16 KB) and the digits of a
-  // panel (16 KB) stay in the first-level cache while they meet, and a row's sums in registers.
-  static constexpr uint32_t kStepGroups = 8;
+  // Inputs are taken a few groups at a time, so that the codes of kWidth blocks (8 KB) and the digits of a
+  // panel (8 KB) stay in the first-level cache while they meet, and a row's sums in registers.
+  static constexpr uint32_t kStepGroups = 4;
   static constexpr uint32_t kStepPanels = 16;  // whose sums stay in the second-level cache between the steps
 
   // Rows of tiles lie one after the other: a word of a panel is a row of a tile.

@@ -105,13 +105,12 @@ struct Generic {
       F x1 = V::load(args.state + args.width + c);
       F x2 = V::load(args.state + 2 * args.width + c);
       for (uint32_t row = 0; row < args.rows; ++row) {
-        float* x = args.x + row * args.stride + c;
-        const F x3 = V::load(x);
+        const F x3 = V::load(args.x + row * args.stride + c);
         F sum = V::mul(w0, x0);
         sum = V::fma(w1, x1, sum);
         sum = V::fma(w2, x2, sum);
         sum = V::fma(w3, x3, sum);
-        V::store(x, silu(sum));
+        V::store(args.out + row * args.out_stride + c, silu(sum));
         x0 = x1;
         x1 = x2;
         x2 = x3;
