@@ -24,8 +24,8 @@ class Binder {
  public:
   Binder(const Container& container, const ModelConfig& config) : container_(container), config_(config) {
     for (const StoredTensor& tensor : container.tensors()) {
-      if (tensor.name.starts_with("language_model.")) {
-        prefix_ = "language_model.";
+      if (tensor.name.starts_with(kModelPrefix)) {
+        prefix_ = kModelPrefix;
         break;
       }
     }

@@ -14,8 +14,6 @@ namespace {
 
 namespace json = boost::json;
 
-constexpr std::string_view kModelPrefix = "language_model.";
-
 // Sizes that tell the two shapes apart, and sizes that both share.
 struct SizeField {
   std::string_view key;

@@ -21,6 +21,11 @@ struct QuantFormat {
   bool operator==(const QuantFormat&) const = default;
 };
 
+// Before the names of all tensors in the layout that MLX writes, and so in what lily writes.
+inline constexpr std::string_view kModelPrefix = "language_model.";
+// The router and the gate of the shared expert there, whatever the format of the others.
+inline constexpr QuantFormat kRouterFormat{8, 64};
+
 struct ModelConfig {
   Shape shape;     // which of the two, with the checkpoint's number of layers
   bool quantized;  // false: the published bf16 layout

@@ -21,8 +21,6 @@ namespace {
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "language_model.";
-constexpr QuantFormat kRouterFormat{8, 64};
 // Weights of one piece of work: large enough for long reads, small enough that memory is never an issue.
 constexpr size_t kPieceWeights = size_t{1} << 20;
 // Files that go along unchanged.
@@ -86,7 +84,7 @@ class Converter {
     const TensorSite& site = source.site;
     const bool keeps_type = site.name.ends_with(".A_log");  // as the MLX converter does
     Job job{&source, plans_.size(), keeps_type ? source.type : cast_.value_or(source.type), options_.format};
-    const std::string path = std::string(kPrefix) + site.name;
+    const std::string path = std::string(kModelPrefix) + site.name;
     if (!source.is_matrix()) {
       std::vector<uint64_t> shape{site.rows};
       if (site.cols > 1) {

@@ -22,8 +22,6 @@ namespace {
 namespace json = boost::json;
 namespace fs = std::filesystem;
 
-constexpr std::string_view kPrefix = "language_model.";
-constexpr QuantFormat kRouterFormat{8, 64};
 constexpr size_t kPieceBytes = size_t{4} << 20;
 
 // Random numbers: docs/SYNTH.md.
@@ -116,7 +114,7 @@ Fill fill_of(const TensorSite& site) {
 }
 
 void add_tensors(const TensorSite& site, const SynthOptions& options, std::vector<SynthTensor>& out) {
-  const std::string path = std::string(kPrefix) + site.name;
+  const std::string path = std::string(kModelPrefix) + site.name;
   if (std::holds_alternative<DenseTensor*>(site.view)) {
     std::vector<uint64_t> shape{site.rows};
     if (site.cols > 1) {
@@ -325,7 +323,8 @@ std::string config_json(const SynthOptions& options, const std::vector<TensorSit
   for (const TensorSite& site : sites) {
     const QuantFormat format = format_of(site, options.format);
     if (std::holds_alternative<AffineMatrix*>(site.view) && format != options.format) {
-      quantization[std::string(kPrefix) + site.name] = {{"group_size", format.group}, {"bits", format.bits}};
+      quantization[std::string(kModelPrefix) + site.name] = {{"group_size", format.group},
+                                                             {"bits", format.bits}};
     }
   }
   const json::object root{{"architectures", json::array{"Qwen3_5MoeForConditionalGeneration"}},
