@@ -23,7 +23,7 @@ class ReferenceBlocks final : public host::Blocks {
   void embed(std::span<const int32_t> ids, float* stream) override;
   void delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   void attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
-  uint32_t moe(uint32_t layer, uint32_t rows, float* stream) override;
+  uint32_t moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   void head(std::span<const uint32_t> rows, const float* stream, float* logits) override;
 
   unsigned threads() const { return pool_.size(); }

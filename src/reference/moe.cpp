@@ -24,7 +24,8 @@ std::array<uint32_t, Shape::kTopK> top_experts(std::span<const float> logits) {
 
 }  // namespace
 
-uint32_t ReferenceBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {
+uint32_t ReferenceBlocks::moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
+  const uint32_t rows = segments.back().first_row + segments.back().rows;
   const MoeWeights& weights = weights_->layers[layer].moe;
   norm_rows(dense_[layer].post_norm, rows, stream);
   const Routing routing = route(weights, rows);

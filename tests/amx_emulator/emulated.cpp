@@ -2,7 +2,7 @@
 #include "tests/amx_emulator/emulated.h"
 
 #if defined(__AVX512VNNI__)
-#include "backends/cpu/isa/amx_products.h"
+#include "backends/cpu/isa/amx_halves.h"
 
 namespace lily::cpu {
 namespace {
@@ -70,6 +70,37 @@ struct EmulatedTiles {
       __builtin_memcpy(sums.bytes[row], sum, sizeof(sum));
     }
   }
+  template <int Sums, int A, int B>
+  static void dot_halves() {
+    Tile& sums = tile(Sums);
+    const Tile& a = tile(A);
+    const Tile& b = tile(B);
+    if (sums.rows != a.rows || b.rows != 16) {
+      __builtin_trap();
+    }
+    for (uint32_t row = 0; row < sums.rows; ++row) {
+      uint32_t pairs[16];
+      __builtin_memcpy(pairs, a.bytes[row], sizeof(pairs));
+      float even[16] = {};  // a product of two bf16 is exact
+      float odd[16] = {};
+      for (uint32_t k = 0; k < 16; ++k) {
+        uint32_t words[16];
+        __builtin_memcpy(words, b.bytes[k], sizeof(words));
+        for (uint32_t column = 0; column < 16; ++column) {
+          even[column] += low_half(pairs[k]) * low_half(words[column]);
+          odd[column] += high_half(pairs[k]) * high_half(words[column]);
+        }
+      }
+      float sum[16];
+      __builtin_memcpy(sum, sums.bytes[row], sizeof(sum));
+      for (uint32_t column = 0; column < 16; ++column) {
+        sum[column] += even[column] + odd[column];
+      }
+      __builtin_memcpy(sums.bytes[row], sum, sizeof(sum));
+    }
+  }
+  static float low_half(uint32_t pair) { return __builtin_bit_cast(float, pair << 16); }
+  static float high_half(uint32_t pair) { return __builtin_bit_cast(float, pair & 0xffff0000U); }
   static void release() {
     for (Tile& each : tiles) {
       each.rows = 0;
@@ -83,11 +114,13 @@ thread_local EmulatedTiles::Tile EmulatedTiles::tiles[8];
 namespace test {
 
 const TileKernels* emulated_amx_tiles() { return &AmxProducts<EmulatedTiles>::kKernels; }
+const TileKernels* emulated_amx_bf16_tiles() { return &AmxHalves<EmulatedTiles>::kKernels; }
 
 }  // namespace test
 }  // namespace lily::cpu
 #else
 
 const lily::cpu::TileKernels* lily::cpu::test::emulated_amx_tiles() { return nullptr; }
+const lily::cpu::TileKernels* lily::cpu::test::emulated_amx_bf16_tiles() { return nullptr; }
 
 #endif

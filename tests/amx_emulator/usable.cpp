@@ -12,4 +12,13 @@ const Kernels* emulated_amx_kernels() {
   return &table;
 }
 
+const Kernels* emulated_amx_bf16_kernels() {
+  if (!can_emulate_amx()) {
+    return nullptr;
+  }
+  static const Kernels table =
+      with_tiles(kEmulatedAmxBf16, *emulated_amx_bf16_tiles(), *avx512vnni_kernels());
+  return &table;
+}
+
 }  // namespace lily::cpu::test

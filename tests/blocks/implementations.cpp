@@ -9,6 +9,17 @@
 namespace lily::test {
 namespace {
 
+// With products of bf16 for long segments.
+constexpr Tolerances kHalves{.embed = 0,
+                             .delta_net = 3.5e-2,
+                             .attention = 8e-3,
+                             .moe = 1.6e-2,
+                             .head = 5e-5,
+                             .state = 1e-2,
+                             .model = 3e-2,
+                             .router = 3e-4,
+                             .worst_row = 0.3};
+
 auto host_backend(const Implementation& implementation) {
   return [name = implementation.name, make = implementation.make](
              unsigned threads, const ModelWeights& weights,
@@ -41,6 +52,7 @@ const std::vector<Implementation>& implementations() {
                     {}});
     std::vector<cpu::IsaListing> isas = cpu::list_isas();
     isas.push_back({cpu::test::emulated_amx_kernels(), cpu::test::can_emulate_amx()});
+    isas.push_back({cpu::test::emulated_amx_bf16_kernels(), cpu::test::can_emulate_amx()});
     for (const cpu::IsaListing& isa : isas) {
       if (isa.usable) {
         list.push_back({"cpu-" + std::string(isa.kernels->name),
@@ -48,14 +60,15 @@ const std::vector<Implementation>& implementations() {
                           return std::unique_ptr<host::Blocks>(
                               std::make_unique<cpu::CpuBlocks>(*kernels, threads));
                         },
-                        {.embed = 0,
-                         .delta_net = 5e-4,
-                         .attention = 4e-3,
-                         .moe = 1.6e-2,
-                         .head = 5e-5,
-                         .state = 1e-4,
-                         .model = 3e-2,
-                         .router = 3e-4},
+                        isa.kernels->halves ? kHalves
+                                            : Tolerances{.embed = 0,
+                                                         .delta_net = 5e-4,
+                                                         .attention = 4e-3,
+                                                         .moe = 1.6e-2,
+                                                         .head = 5e-5,
+                                                         .state = 1e-4,
+                                                         .model = 3e-2,
+                                                         .router = 3e-4},
                         {}});
       }
     }

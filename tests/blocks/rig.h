@@ -71,10 +71,12 @@ class Rig {
     return minus(out, stream);
   }
 
+  // As rows of one sequence.
   std::vector<float> moe(uint32_t layer, const std::vector<float>& stream, uint32_t* experts = nullptr) {
     std::vector<float> out = stream;
     const auto rows = static_cast<uint32_t>(stream.size() / plan.shape.hidden);
-    const uint32_t read = blocks->moe(layer, rows, out.data());
+    const host::Segment all{nullptr, 0, rows, 0, false};
+    const uint32_t read = blocks->moe(layer, {&all, 1}, out.data());
     if (experts != nullptr) {
       *experts = read;
     }

@@ -84,6 +84,18 @@ bool has_amx() {
 #endif
 }
 
+bool has_amx_bf16() {
+#if defined(__x86_64__)
+  unsigned a = 0;
+  unsigned b = 0;
+  unsigned c = 0;
+  unsigned d = 0;
+  return has_amx() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1U << 22)) != 0;
+#else
+  return false;
+#endif
+}
+
 #if defined(__aarch64__)
 #if defined(__APPLE__)
 bool system_says(const char* feature) {
@@ -134,6 +146,7 @@ Kernels with_tiles(std::string_view name, const TileKernels& tiles, const Kernel
   Kernels kernels = vectors;
   kernels.name = name;
   kernels.word = tiles.word;
+  kernels.halves = tiles.halves;
   kernels.panel_rows = tiles.panel_rows;
   kernels.matmul = tiles.matmul;
   kernels.multiply = tiles.multiply;
@@ -149,10 +162,22 @@ const Kernels* amx_kernels() {
   return &table;
 }
 
+const Kernels* amx_bf16_kernels() {
+  if (amx_bf16_tiles() == nullptr || avx512vnni_kernels() == nullptr) {
+    return nullptr;
+  }
+  static const Kernels table = with_tiles("amxbf16", *amx_bf16_tiles(), *avx512vnni_kernels());
+  return &table;
+}
+
 std::vector<IsaListing> list_isas() {
   std::vector<IsaListing> isas;
   if (const Kernels* kernels = amx_kernels()) {
     isas.push_back({kernels, has_amx()});
+  }
+  if (const Kernels* kernels = amx_bf16_kernels()) {
+    // Tested over emulated tiles; it has not run on a processor yet.
+    isas.push_back({kernels, has_amx_bf16(), /*automatic=*/false});
   }
   if (const Kernels* kernels = avx512vnni_kernels()) {
     isas.push_back({kernels, has_avx512vnni()});
@@ -180,7 +205,7 @@ std::vector<IsaListing> list_isas() {
 
 Result<const Kernels*> choose_kernels(std::string_view name) {
   for (const IsaListing& isa : list_isas()) {
-    if (name.empty() && isa.usable) {
+    if (name.empty() && isa.usable && isa.automatic) {
       return isa.kernels;
     }
     if (isa.kernels->name == name) {

@@ -32,13 +32,19 @@ inline constexpr uint32_t kAttendTokens = 64;
 //   x[c] ~ scale * digit0[c]                        with one
 // A group with an input that is not finite has a scale that is not a number.
 //
+// With kHalves in the place of digits it is bf16 in the order of the inputs, and nothing else; 64 bytes
+// behind the last row are read, too.
+//
 // Rows that are multiplied together lie in panels, their words interleaved: word w of row r of a panel of R
 // rows is word w * R + r. Words of digits have Kernels::word bytes, 4 or 64. A panel takes the bytes of its
 // rows, 64-byte aligned and padded.
 static constexpr size_t prepared_scales(const InputFormat& f) {  // offset in bytes, of a row by itself
-  return size_t{f.cols} * f.digits;
+  return size_t{f.cols} * (f.digits == kHalves ? 2 : f.digits);
 }
 static constexpr size_t prepared_bytes(const InputFormat& f) {
+  if (f.digits == kHalves) {
+    return (prepared_scales(f) + 63) / 64 * 64;
+  }
   return (prepared_scales(f) + f.cols / f.group * 2 * sizeof(float) + 63) / 64 * 64;
 }
 
@@ -149,7 +155,8 @@ inline constexpr size_t kPeakSink = 192;
 
 struct Kernels {
   std::string_view name;
-  uint32_t word;                                                     // bytes of a word of digits
+  uint32_t word;  // bytes of a word of digits
+  bool halves;    // whether prepare and matmul take kHalves; words are then 64 bytes
   uint32_t (*panel_rows)(const InputFormat& format, uint32_t rows);  // the most of a panel, of a run of rows
   void (*prepare)(const PrepareArgs& args);
   void (*matmul)(const MatmulArgs& args);
@@ -178,25 +185,30 @@ const Kernels* avx2_kernels();
 const Kernels* avxvnni_kernels();
 const Kernels* avx512_kernels();
 const Kernels* avx512vnni_kernels();
-const Kernels* amx_kernels();  // AVX-512 VNNI with the products of amx_tiles()
+const Kernels* amx_kernels();       // AVX-512 VNNI with the products of amx_tiles()
+const Kernels* amx_bf16_kernels();  // and of amx_bf16_tiles()
 const Kernels* neon_kernels();
 const Kernels* i8mm_kernels();
 
 // What tiles of a processor replace of the table of its vectors.
 struct TileKernels {
   uint32_t word;
+  bool halves;
   uint32_t (*panel_rows)(const InputFormat& format, uint32_t rows);
   void (*matmul)(const MatmulArgs& args);
   std::string_view multiply;
   uint64_t (*multiply_add_peak)(uint64_t rounds, std::byte* sink);
 };
 const TileKernels* amx_tiles();
+const TileKernels* amx_bf16_tiles();
 Kernels with_tiles(std::string_view name, const TileKernels& tiles, const Kernels& vectors);
 
-// Every variant compiled in, the fastest first, and whether this processor can run it.
+// Every variant compiled in, the fastest first, and whether this processor can run it. One that is not
+// automatic runs only where it is asked for by name.
 struct IsaListing {
   const Kernels* kernels;
   bool usable;
+  bool automatic = true;
 };
 std::vector<IsaListing> list_isas();
 

@@ -23,6 +23,10 @@ inline constexpr uint32_t kBlockOutputs = 16;
 // Most signed bytes that an input of a matrix is quantised to (precision.h says which one takes how many).
 inline constexpr uint32_t kMostDigits = 2;
 
+// In the place of a number of bytes: inputs are rounded to bf16 (kernels.h), and the weights, too.
+inline constexpr uint32_t kHalves = 0;
+inline constexpr uint32_t kHalfWord = 32;  // inputs that lie together then
+
 // What of a matrix decides how its input is quantised.
 struct InputFormat {
   uint32_t cols;
@@ -40,7 +44,8 @@ struct PackedMatrix {
   uint32_t bits = 4;
   uint32_t group = 64;
   DType scale_type = DType::bf16;
-  uint32_t digits = kMostDigits;  // of its inputs
+  uint32_t digits = kMostDigits;  // of its inputs, or kHalves
+  bool halves = false;            // whether its products with long segments may be of bf16
 
   InputFormat input() const { return {cols, group, digits}; }
   uint32_t blocks() const { return (rows + kBlockOutputs - 1) / kBlockOutputs; }

@@ -116,6 +116,7 @@ PackedModel packed_forms(const ModelWeights& weights) {
   for_each_matrix(weights, model, [](MatrixKind kind, const AffineMatrix& from, PackedMatrix& to) {
     to = packed_form(from);
     to.digits = input_digits(kind);
+    to.halves = halves_for_long_segments(kind);
   });
   return model;
 }

@@ -17,8 +17,17 @@ constexpr uint32_t kFewRows = 4;
 // Of many rows, which a piece reads as a whole: more outputs, so that it reads them less often.
 constexpr uint32_t kManyRows = 64;
 constexpr uint32_t kManyCols = 2048;
+// Of halves, which are multiplied several times as fast.
+constexpr uint64_t kPieceHalves = uint64_t{64} << 20;  // multiply-adds
+constexpr uint32_t kHalfBlocks = 4;
 
 uint32_t piece_blocks(const Product& product) {
+  if (product.x.digits == kHalves) {
+    const uint64_t of_block = uint64_t{product.rows} * product.matrix.cols * kBlockOutputs;
+    const uint32_t least =
+        product.then == nullptr ? kHalfBlocks : std::lcm(kHalfBlocks, product.then->group / kBlockOutputs);
+    return static_cast<uint32_t>(std::max(kPieceHalves / of_block / least, uint64_t{1})) * least;
+  }
   const uint64_t products =
       uint64_t{product.rows} * product.matrix.cols * product.matrix.digits * kBlockOutputs;
   const uint64_t fit = std::min(kPieceBytes / block_bytes(product.matrix), kPieceProducts / products);
@@ -34,7 +43,9 @@ uint32_t piece_blocks(const Product& product) {
 // The rest of a product whose outputs [begin, end) are there.
 void run_swiglu(const Kernels& kernels, const Product& product, MatmulArgs args) {
   const SwiGlu& then = *product.then;
-  args.matrix = &then.up;
+  PackedMatrix up = then.up;
+  up.digits = product.x.digits;
+  args.matrix = &up;
   args.y = then.y;
   kernels.matmul(args);
   for (uint32_t row = 0; row < product.rows; ++row) {
@@ -46,19 +57,32 @@ void run_swiglu(const Kernels& kernels, const Product& product, MatmulArgs args)
 
 }  // namespace
 
-PreparedRows::PreparedRows(const Kernels& kernels, Carver& carver, uint32_t rows,
+PreparedRows::PreparedRows(const Kernels& kernels, Carver& carver, BatchRows rows,
                            std::initializer_list<const PackedMatrix*> readers)
-    : kernels_(&kernels), copies_{} {
+    : kernels_(&kernels), rows_(rows), copies_{} {
   for (const PackedMatrix* reader : readers) {
-    const InputFormat format = reader->input();
+    const InputFormat format = format_for(*reader);
     const auto* end = copies_.begin() + count_;
     if (std::none_of(copies_.cbegin(), end, [&](const Copy& copy) { return copy.format == format; })) {
       LILY_CHECK(count_ < kMaxFormats);
       const size_t stride = prepared_bytes(format);
-      float* data = carver.take(rows * stride / sizeof(float));
-      copies_[count_++] = {format, {reinterpret_cast<std::byte*>(data), stride}};
+      const size_t behind = format.digits == kHalves ? 64 : 0;  // which may be read (kernels.h)
+      float* data = carver.take((rows.count * stride + behind) / sizeof(float));
+      copies_[count_++] = {format, {reinterpret_cast<std::byte*>(data), stride, format.digits}};
     }
   }
+}
+
+InputFormat PreparedRows::format_for(const PackedMatrix& reader) const {
+  return rows_.halves && reader.halves ? InputFormat{reader.cols, kHalfWord, kHalves} : reader.input();
+}
+
+Run PreparedRows::run_of(uint32_t row) const {
+  if (!rows_.halves) {
+    return {0, rows_.count};
+  }
+  const uint32_t first = row / kRunRows * kRunRows;
+  return {first, std::min(kRunRows, rows_.count - first)};
 }
 
 PreparedRows::Place PreparedRows::place(const Copy& copy, Run run, uint32_t row) const {
@@ -98,7 +122,7 @@ const PreparedRows::Copy& PreparedRows::copy_of(const InputFormat& format) const
 }
 
 PreparedRows::Rows PreparedRows::rows_for(const PackedMatrix& reader) const {
-  return copy_of(reader.input()).rows;
+  return copy_of(format_for(reader)).rows;
 }
 
 void PreparedRows::copy(Run run, uint32_t row, const PreparedRows& from, Run from_run,
@@ -117,10 +141,19 @@ void PreparedRows::copy(Run run, uint32_t row, const PreparedRows& from, Run fro
     };
     const InputFormat& format = copies_[i].format;
     const size_t scales = prepared_scales(format);
-    const size_t end = scales + size_t{format.cols} / format.group * 2 * sizeof(float);
+    const size_t end =
+        format.digits == kHalves ? scales : scales + size_t{format.cols} / format.group * 2 * sizeof(float);
     kernels_->word == 64 ? words(std::integral_constant<size_t, 64>(), 0, scales)
                          : words(std::integral_constant<size_t, 4>(), 0, scales);
     words(std::integral_constant<size_t, 4>(), scales, end);
+  }
+}
+
+void add_product(std::vector<Product>& to, const PackedMatrix& matrix, const PreparedRows& x, float* y,
+                 bool accumulate) {
+  for (uint32_t row = 0; row < x.rows(); row += to.back().rows) {
+    to.push_back(product_of(matrix, x, x.run_of(row), y));
+    to.back().accumulate = accumulate;
   }
 }
 
@@ -141,6 +174,7 @@ void for_each_row(ThreadPool& pool, const Kernels& kernels, uint32_t rows,
 void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> products) {
   size_t total = 0;
   for (Product& product : products) {
+    product.matrix.digits = product.x.digits;
     product.first_piece = total;
     product.piece_outputs = piece_blocks(product) * kBlockOutputs;
     total += (product.matrix.rows + product.piece_outputs - 1) / product.piece_outputs;

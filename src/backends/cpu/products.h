@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <initializer_list>
 #include <span>
+#include <vector>
 
 #include "backends/cpu/kernels.h"
 #include "base/threads.h"
@@ -33,11 +34,25 @@ struct Run {
   uint32_t rows;
 };
 
+// Rows of a run of halves that go through the same matrices: 1 MB with 2,048 inputs.
+inline constexpr uint32_t kRunRows = 256;
+
+// The rows of a batch. Halves: they are those of long segments, and their products are of bf16 where the
+// matrices allow it.
+struct BatchRows {
+  uint32_t count;
+  bool halves;
+};
+
 // The prepared copies of a set of rows: one for each format of the matrices that read them.
 class PreparedRows {
  public:
-  PreparedRows(const Kernels& kernels, Carver& carver, uint32_t rows,
+  PreparedRows(const Kernels& kernels, Carver& carver, BatchRows rows,
                std::initializer_list<const PackedMatrix*> readers);
+  // The run of a row, where all rows go through the same matrices: one of all, or, of halves, of so many that
+  // they stay in the second-level cache.
+  Run run_of(uint32_t row) const;
+  uint32_t rows() const { return rows_.count; }
   // `row` counts from the first of the run. With `begin` and `end`, multiples of the readers' groups: only
   // these columns, of which the first is x[0].
   void prepare(Run run, uint32_t row, const float* x) const;
@@ -47,8 +62,9 @@ class PreparedRows {
   // The copy that `reader` reads.
   struct Rows {
     std::byte* data;
-    size_t stride;  // bytes of a row
-    Rows from(size_t row) const { return {data + row * stride, stride}; }
+    size_t stride;    // bytes of a row
+    uint32_t digits;  // of its format
+    Rows from(size_t row) const { return {data + row * stride, stride, digits}; }
   };
   Rows rows_for(const PackedMatrix& reader) const;
 
@@ -64,8 +80,10 @@ class PreparedRows {
   };
   Place place(const Copy& copy, Run run, uint32_t row) const;
   const Copy& copy_of(const InputFormat& format) const;
-  static constexpr uint32_t kMaxFormats = 6;  // one digit or two, groups of 32, 64 or 128
+  InputFormat format_for(const PackedMatrix& reader) const;
+  static constexpr uint32_t kMaxFormats = 7;  // one digit or two, groups of 32, 64 or 128; halves
   const Kernels* kernels_;
+  BatchRows rows_;
   std::array<Copy, kMaxFormats> copies_;
   uint32_t count_ = 0;
 };
@@ -77,7 +95,7 @@ void for_each_row(ThreadPool& pool, const Kernels& kernels, uint32_t rows,
 // What becomes of the outputs y of a product once they are there: y = silu(y) * (up * x), which is then
 // prepared for its readers.
 struct SwiGlu {
-  PackedMatrix up;  // of the form of the product's matrix, with the same x
+  PackedMatrix up{};  // of the form of the product's matrix, with the same x
   float* y = nullptr;
   const PreparedRows* to = nullptr;
   Run run{};
@@ -97,16 +115,17 @@ struct Product {
   size_t first_piece = 0;
 };
 
-// y = matrix * x: row i of `rows` at y + i * matrix.rows.
-inline Product product_of(const PackedMatrix& matrix, const PreparedRows& x, uint32_t rows, float* y) {
-  return {.matrix = matrix, .x = x.rows_for(matrix), .rows = rows, .y = y, .y_stride = matrix.rows};
+// y = matrix * x of the rows of a run of x: row i of the batch at y + i * matrix.rows.
+inline Product product_of(const PackedMatrix& matrix, const PreparedRows& x, Run run, float* y) {
+  return {.matrix = matrix,
+          .x = x.rows_for(matrix).from(run.first),
+          .rows = run.rows,
+          .y = y + size_t{run.first} * matrix.rows,
+          .y_stride = matrix.rows};
 }
-// y += matrix * x.
-inline Product addition_of(const PackedMatrix& matrix, const PreparedRows& x, uint32_t rows, float* y) {
-  Product product = product_of(matrix, x, rows, y);
-  product.accumulate = true;
-  return product;
-}
+// Adds y = matrix * x of all rows to `to`, or y += matrix * x.
+void add_product(std::vector<Product>& to, const PackedMatrix& matrix, const PreparedRows& x, float* y,
+                 bool accumulate = false);
 
 // Computes all of them. Their outputs must not overlap.
 void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> products);

@@ -44,7 +44,7 @@ class Blocks {
   virtual void delta_net(uint32_t layer, std::span<const Segment> segments, float* stream) = 0;
   virtual void attention(uint32_t layer, std::span<const Segment> segments, float* stream) = 0;
   // Returns how many distinct experts the rows were routed to: what had to be read.
-  virtual uint32_t moe(uint32_t layer, uint32_t rows, float* stream) = 0;
+  virtual uint32_t moe(uint32_t layer, std::span<const Segment> segments, float* stream) = 0;
   // logits: [rows.size()][vocab], of the given rows of the stream.
   virtual void head(std::span<const uint32_t> rows, const float* stream, float* logits) = 0;
 };

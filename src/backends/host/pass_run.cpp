@@ -137,7 +137,7 @@ uint64_t PassRunner::step(const Step& step) {
       blocks_.attention(step.layer, segments_, stream_.data());
       return mixer_bytes(layer);
     case StepKind::moe:
-      return moe_bytes(layer.moe, blocks_.moe(step.layer, rows, stream_.data()));
+      return moe_bytes(layer.moe, blocks_.moe(step.layer, segments_, stream_.data()));
     case StepKind::head:
       break;
   }

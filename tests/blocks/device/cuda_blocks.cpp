@@ -214,7 +214,8 @@ void CudaBlocks::mixer(uint32_t layer, std::span<const host::Segment> segments, 
   download_stream(stream, rows);
 }
 
-uint32_t CudaBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {
+uint32_t CudaBlocks::moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
+  const uint32_t rows = segments.back().first_row + segments.back().rows;
   const size_t words = size_t{model_->dims().layers} * cuda::DeviceModel::kExpertWords;
   must(cuda::clear(model_->experts_used(), words * 4, queue_));
   upload_stream(stream, rows);

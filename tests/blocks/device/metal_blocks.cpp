@@ -182,7 +182,8 @@ void MetalBlocks::mixer(uint32_t layer, std::span<const host::Segment> segments,
   download_stream(stream, rows);
 }
 
-uint32_t MetalBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {
+uint32_t MetalBlocks::moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
+  const uint32_t rows = segments.back().first_row + segments.back().rows;
   upload_stream(stream, rows);
   const bool many = rows > metal::PassRunner::kSmallSlice;
   auto commands = must(device_->commands("moe"));

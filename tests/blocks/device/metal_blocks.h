@@ -20,7 +20,7 @@ class MetalBlocks final : public DeviceBlocks {
   Result<void> load(const ModelWeights& weights, const Plan& plan,
                     FunctionRef<void(double)> progress) override;
   void embed(std::span<const int32_t> ids, float* stream) override;
-  uint32_t moe(uint32_t layer, uint32_t rows, float* stream) override;
+  uint32_t moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   void head(std::span<const uint32_t> rows, const float* stream, float* logits) override;
 
  private:

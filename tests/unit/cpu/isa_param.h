@@ -26,21 +26,26 @@ inline std::vector<std::string> tested_isas() {
   std::vector<std::string> names = usable_isas();
   if (can_emulate_amx()) {
     names.emplace_back(kEmulatedAmx);
+    names.emplace_back(kEmulatedAmxBf16);
   }
   return names;
 }
 
 class IsaTest : public ::testing::TestWithParam<std::string> {
  protected:
-  bool emulated() const { return GetParam() == kEmulatedAmx; }
+  bool emulated() const { return GetParam() == kEmulatedAmx || GetParam() == kEmulatedAmxBf16; }
   const Kernels& kernels() const {
-    return emulated() ? *emulated_amx_kernels() : **choose_kernels(GetParam());
+    return GetParam() == kEmulatedAmx       ? *emulated_amx_kernels()
+           : GetParam() == kEmulatedAmxBf16 ? *emulated_amx_bf16_kernels()
+                                            : **choose_kernels(GetParam());
   }
 };
 
 struct IsaName {
   std::string operator()(const ::testing::TestParamInfo<std::string>& isa) const {
-    return isa.param == kEmulatedAmx ? "amx_emulated" : isa.param;
+    return isa.param == kEmulatedAmx       ? "amx_emulated"
+           : isa.param == kEmulatedAmxBf16 ? "amxbf16_emulated"
+                                           : isa.param;
   }
 };
 

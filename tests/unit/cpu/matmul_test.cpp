@@ -99,8 +99,8 @@ Inputs make_inputs(const Kernels& kernels, const PackedMatrix& m, std::vector<fl
   const size_t stride = prepared_bytes(m.input());
   const auto rows = static_cast<uint32_t>(plain.size() / m.cols);
   Inputs inputs{std::move(plain), {}, stride, rows};
-  inputs.prepared = *AlignedArray<std::byte>::allocate(rows * stride);
-  std::memset(inputs.prepared.data(), 0xff, rows * stride);  // prepare must write all that is read
+  inputs.prepared = *AlignedArray<std::byte>::allocate(rows * stride + 64);
+  std::memset(inputs.prepared.data(), 0xff, rows * stride + 64);  // prepare must write all that is read
   for (uint32_t row = 0; row < rows; ++row) {
     const Place place = place_of(kernels, m, inputs, row);
     kernels.prepare({.format = m.input(),
@@ -353,6 +353,85 @@ TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
       ASSERT_EQ(0, std::memcmp(some.data(), together.data() + size_t{row} * 53, some.size() * sizeof(float)))
           << row;
     }
+  }
+}
+
+float bf16_of(float value) { return bf16_to_float(float_to_bf16(value)); }
+
+// Inputs as they are prepared, weights before they are rounded: rounding moves each by at most 2^-9 of
+// itself, so by 2^-9 / sqrt(3) in the mean, with any sign. Six deviations of the sum, and the roundings of
+// its additions.
+void expect_halves(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
+  const Packed packed(m, kHalves);
+  const Inputs inputs = make_inputs(kernels, packed.view(), rows);
+  std::vector<float> y(size_t{rows} * m.rows, std::nanf(""));
+  kernels.matmul(args_of(packed.view(), inputs, rows, y.data()));
+  std::vector<uint8_t> codes(m.cols);
+  for (uint32_t output = 0; output < m.rows; ++output) {
+    decode_codes(m, output, codes);
+    for (uint32_t row = 0; row < rows; ++row) {
+      double sum = 0;
+      double squares = 0;
+      double size = 0;
+      for (uint32_t c = 0; c < m.cols; ++c) {
+        const AffineGroup group = load_group(m, output, c / m.group);
+        const double weight = double{group.scale} * codes[c] + double{group.bias};
+        const double term = weight * double{bf16_of(inputs.plain[size_t{row} * m.cols + c])};
+        sum += term;
+        squares += term * term;
+        size += std::fabs(term);
+      }
+      const double bound = 6 * 0x1p-9 / std::sqrt(3.0) * std::sqrt(squares) + m.cols / 32.0 * kUnit * size;
+      ASSERT_NEAR(y[size_t{row} * m.rows + output], sum, bound)
+          << "rows " << rows << " row " << row << " output " << output << " of " << m.rows << "x" << m.cols
+          << ", " << m.bits << " bits, group " << m.group;
+    }
+  }
+}
+
+TEST_P(Matmul, OfHalvesIsTheSumOfRoundedWeightsInEveryFormat) {
+  if (!kernels().halves) {
+    GTEST_SKIP() << GetParam() << " has no products of bf16";
+  }
+  for (const uint32_t bits : {4U, 8U}) {
+    for (const uint32_t group : {32U, 64U, 128U}) {
+      for (const DType type : {DType::bf16, DType::f16, DType::f32}) {
+        const Matrix m(25, group == 64 ? 2048 : 384, bits, group, type);
+        for (const uint32_t rows : {1U, 5U, 17U}) {
+          ASSERT_NO_FATAL_FAILURE(expect_halves(kernels(), m.view(), rows));
+        }
+      }
+    }
+  }
+  const Matrix m(70, 256, 4, 64, DType::bf16);
+  for (const uint32_t rows : {16U, 33U, 256U, 300U}) {
+    ASSERT_NO_FATAL_FAILURE(expect_halves(kernels(), m.view(), rows));
+  }
+}
+
+TEST_P(Matmul, OfHalvesARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
+  if (!kernels().halves) {
+    GTEST_SKIP() << GetParam() << " has no products of bf16";
+  }
+  const Matrix m(53, 2048, 4, 64, DType::bf16);
+  const Packed packed(m.view(), kHalves);
+  constexpr uint32_t kRows = 51;
+  const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
+  std::vector<float> together(size_t{kRows} * 53);
+  kernels().matmul(args_of(packed.view(), inputs, kRows, together.data()));
+  for (uint32_t row = 0; row < kRows; row += 5) {
+    const uint32_t count = std::min(1 + row % 12, kRows - row);  // beside others
+    const auto from = inputs.plain.begin() + size_t{row} * 2048;
+    const Inputs beside = make_inputs(kernels(), packed.view(), {from, from + size_t{count} * 2048});
+    std::vector<float> some(size_t{count} * 53);
+    for (uint32_t begin = 0; begin < 53; begin += 16) {
+      MatmulArgs args = args_of(packed.view(), beside, count, some.data());
+      args.begin = begin;
+      args.end = std::min(begin + 16, 53U);
+      kernels().matmul(args);
+    }
+    ASSERT_EQ(0, std::memcmp(some.data(), together.data() + size_t{row} * 53, some.size() * sizeof(float)))
+        << row;
   }
 }
 

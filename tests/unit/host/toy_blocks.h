@@ -85,7 +85,7 @@ class ToyBlocks final : public Blocks {
     }
   }
 
-  uint32_t moe(uint32_t layer, uint32_t, float*) override {
+  uint32_t moe(uint32_t layer, std::span<const host::Segment>, float*) override {
     if (in_moe) {
       in_moe(layer);
     }

@@ -21,10 +21,10 @@ uint32_t partitions_of(uint32_t tokens) { return (tokens + kPartitionTokens - 1)
 }  // namespace
 
 CpuBlocks::AttentionBatch::AttentionBatch(const Kernels& kernels, Carver carver, const Shape& shape,
-                                          const PackedAttention& weights, uint32_t batch_rows,
+                                          const PackedAttention& weights, BatchRows batch_rows,
                                           uint32_t partials)
     : w(weights),
-      rows(batch_rows),
+      rows(batch_rows.count),
       q_gate(carver.take(2 * size_t{rows} * shape.q_width())),
       q(carver.take(size_t{rows} * shape.q_width())),
       k(carver.take(size_t{rows} * shape.kv_width())),
@@ -32,8 +32,8 @@ CpuBlocks::AttentionBatch::AttentionBatch(const Kernels& kernels, Carver carver,
       partial_out(carver.take(size_t{partials} * kGroupHeads * kDim)),
       partial_largest(carver.take(size_t{partials} * kGroupHeads)),
       partial_total(carver.take(size_t{partials} * kGroupHeads)),
-      input(kernels, carver, rows, {&w.q_proj, &w.k_proj, &w.v_proj}),
-      output(kernels, carver, rows, {&w.o_proj}),
+      input(kernels, carver, batch_rows, {&w.q_proj, &w.k_proj, &w.v_proj}),
+      output(kernels, carver, batch_rows, {&w.o_proj}),
       used(carver.used()) {}
 
 uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows) {
@@ -42,13 +42,15 @@ uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows)
 
 void CpuBlocks::attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
   const auto& weights = std::get<PackedAttention>(packed_.layers[layer].mixer);
-  for_batches(segments, pieces_, [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
-    AttentionBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, rows, max_partials_);
-    batch.layer = layer;
-    batch.dense = &std::get<AttentionDense>(dense_[layer].mixer);
-    batch.pieces = pieces;
-    attention_batch(batch, stream + size_t{first_row} * shape_.hidden);
-  });
+  for_batches(segments, kernels_.halves, pieces_,
+              [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
+                AttentionBatch batch(kernels_, Carver(workspace_.data()), shape_, weights,
+                                     {rows, pieces[0].halves}, max_partials_);
+                batch.layer = layer;
+                batch.dense = &std::get<AttentionDense>(dense_[layer].mixer);
+                batch.pieces = pieces;
+                attention_batch(batch, stream + size_t{first_row} * shape_.hidden);
+              });
 }
 
 // Norms and turns the queries and keys of row `row` of a piece, and stores its keys and values.
@@ -123,7 +125,8 @@ void CpuBlocks::combine(const AttentionBatch& batch, const AttendItem& item, siz
     kernels_.sigmoid_multiply(out, batch.q_gate + head * 2 * kDim + kDim, kDim);
   }
   const uint32_t begin = item.kv_head * kGroupHeads * kDim;
-  batch.output.prepare({0, batch.rows}, item.row, batch.q + size_t{item.row} * shape_.q_width() + begin,
+  const Run run = batch.output.run_of(item.row);
+  batch.output.prepare(run, item.row - run.first, batch.q + size_t{item.row} * shape_.q_width() + begin,
                        begin, begin + kGroupHeads * kDim);
 }
 
@@ -169,10 +172,11 @@ void CpuBlocks::attend_rows(const AttentionBatch& batch) {
 
 void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  Product in[] = {product_of(batch.w.q_proj, batch.input, batch.rows, batch.q_gate),
-                  product_of(batch.w.k_proj, batch.input, batch.rows, batch.k),
-                  product_of(batch.w.v_proj, batch.input, batch.rows, batch.v)};
-  run_products(pool_, kernels_, in);
+  products_.clear();
+  add_product(products_, batch.w.q_proj, batch.input, batch.q_gate);
+  add_product(products_, batch.w.k_proj, batch.input, batch.k);
+  add_product(products_, batch.w.v_proj, batch.input, batch.v);
+  run_products(pool_, kernels_, products_);
   for (const Piece& piece : batch.pieces) {
     pool_.for_each(piece.rows, 4, [&](size_t begin, size_t end) {
       for (size_t row = begin; row < end; ++row) {
@@ -181,8 +185,9 @@ void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
     });
   }
   attend_rows(batch);
-  Product product = addition_of(batch.w.o_proj, batch.output, batch.rows, stream);
-  run_products(pool_, kernels_, {&product, 1});
+  products_.clear();
+  add_product(products_, batch.w.o_proj, batch.output, stream, /*accumulate=*/true);
+  run_products(pool_, kernels_, products_);
 }
 
 }  // namespace lily::cpu

@@ -12,7 +12,7 @@ uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows)
 
 struct CpuBlocks::DeltaNetBatch {
   DeltaNetBatch(const Kernels& kernels, Carver carver, const Shape& shape, const PackedDeltaNet& weights,
-                uint32_t batch_rows);
+                BatchRows batch_rows);
   const PackedDeltaNet& w;
   uint32_t rows;
   float* mixed;  // [rows][conv_channels]: q | k | v, before the convolution
@@ -40,7 +40,7 @@ struct CpuBlocks::AttendItem {
 
 struct CpuBlocks::AttentionBatch {
   AttentionBatch(const Kernels& kernels, Carver carver, const Shape& shape, const PackedAttention& weights,
-                 uint32_t batch_rows, uint32_t partials);
+                 BatchRows batch_rows, uint32_t partials);
   const PackedAttention& w;
   uint32_t rows;
   float* q_gate;           // [rows][q_heads][query | gate]
@@ -61,7 +61,7 @@ struct CpuBlocks::AttentionBatch {
 
 struct CpuBlocks::MoeBatch {
   MoeBatch(const Kernels& kernels, Carver carver, const Shape& shape, const PackedMoe& weights,
-           uint32_t batch_rows);
+           BatchRows batch_rows);
   const PackedMoe& w;
   uint32_t rows;
   float* logits;          // [rows][experts]

@@ -53,18 +53,20 @@ size_t CpuBlocks::workspace_floats(const PackedModel& forms, const Plan& plan) c
   const uint32_t rows = std::min(plan.max_rows, kBatchRows);
   const uint32_t partials = attention_partials(plan.shape, plan.context, rows);
   Carver head(nullptr);
-  const PreparedRows head_input(kernels_, head, rows, {&forms.head});
+  const PreparedRows head_input(kernels_, head, {rows, false}, {&forms.head});
   size_t floats = head.used();
   for (const PackedLayer& layer : forms.layers) {
-    size_t mixer = 0;
-    if (const auto* delta = std::get_if<PackedDeltaNet>(&layer.mixer)) {
-      mixer = DeltaNetBatch(kernels_, Carver(nullptr), plan.shape, *delta, rows).used;
-    } else {
-      const auto& attention = std::get<PackedAttention>(layer.mixer);
-      mixer = AttentionBatch(kernels_, Carver(nullptr), plan.shape, attention, rows, partials).used;
+    for (const BatchRows batch : {BatchRows{rows, false}, BatchRows{rows, kernels_.halves}}) {
+      size_t mixer = 0;
+      if (const auto* delta = std::get_if<PackedDeltaNet>(&layer.mixer)) {
+        mixer = DeltaNetBatch(kernels_, Carver(nullptr), plan.shape, *delta, batch).used;
+      } else {
+        const auto& attention = std::get<PackedAttention>(layer.mixer);
+        mixer = AttentionBatch(kernels_, Carver(nullptr), plan.shape, attention, batch, partials).used;
+      }
+      const size_t moe = MoeBatch(kernels_, Carver(nullptr), plan.shape, layer.moe, batch).used;
+      floats = std::max({floats, mixer, moe});
     }
-    const size_t moe = MoeBatch(kernels_, Carver(nullptr), plan.shape, layer.moe, rows).used;
-    floats = std::max({floats, mixer, moe});
   }
   return floats;
 }
@@ -95,8 +97,9 @@ Result<void> CpuBlocks::load(const ModelWeights& weights, const Plan& plan,
   LILY_TRY(packed_, packed_model(progress));
   LILY_TRY(workspace_, AlignedArray<float>::allocate(workspace_floats(packed_, plan)));
   pieces_.reserve(plan.max_rows);
-  products_.reserve(size_t{shape_.experts} + 3);
-  swiglus_.reserve(size_t{shape_.experts} + 1);
+  const size_t runs = (size_t{max_rows_} + kRunRows - 1) / kRunRows;
+  products_.reserve(shape_.experts + 4 * runs);
+  swiglus_.reserve(shape_.experts + runs);  // products point to them
   items_.reserve(max_partials_);
   chosen_.assign(shape_.experts, 0);
   return {};
@@ -140,11 +143,12 @@ void CpuBlocks::prepare_normed(const float* stream, uint32_t rows, std::span<con
     alignas(64) float normed[kMaxHidden];
     kernels_.rms_norm(
         {.x = stream + size_t{row} * hidden, .weight = norm.data(), .out = normed, .count = hidden});
-    to.prepare({0, rows}, row, normed);
+    const Run run = to.run_of(row);
+    to.prepare(run, row - run.first, normed);
   });
 }
 
-void for_batches(std::span<const host::Segment> segments, std::vector<Piece>& pieces,
+void for_batches(std::span<const host::Segment> segments, bool has_halves, std::vector<Piece>& pieces,
                  FunctionRef<void(std::span<const Piece>, uint32_t, uint32_t)> body) {
   uint32_t first_row = 0;  // of the batch, in the stream
   uint32_t rows = 0;
@@ -157,6 +161,10 @@ void for_batches(std::span<const host::Segment> segments, std::vector<Piece>& pi
     rows = 0;
   };
   for (const host::Segment& segment : segments) {
+    const bool halves = has_halves && segment.rows >= kLongSegment;
+    if (!pieces.empty() && pieces[0].halves != halves) {
+      flush();
+    }
     for (uint32_t done = 0; done < segment.rows;) {
       if (rows == 0) {
         first_row = segment.first_row + done;
@@ -167,7 +175,8 @@ void for_batches(std::span<const host::Segment> segments, std::vector<Piece>& pi
                         .rows = take,
                         .position = segment.position + done,
                         .skipped = done,
-                        .provisional = segment.provisional});
+                        .provisional = segment.provisional,
+                        .halves = halves});
       rows += take;
       done += take;
       if (rows == kBatchRows) {

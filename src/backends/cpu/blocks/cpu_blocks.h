@@ -34,6 +34,7 @@ struct Piece {
   uint32_t position;  // of the first of them
   uint32_t skipped;
   bool provisional;
+  bool halves;  // a long segment, and the kernels have products of bf16 for it
 };
 
 // The unquantised tensors of a layer as floats.
@@ -70,7 +71,7 @@ class CpuBlocks final : public host::Blocks {
   void embed(std::span<const int32_t> ids, float* stream) override;
   void delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   void attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
-  uint32_t moe(uint32_t layer, uint32_t rows, float* stream) override;
+  uint32_t moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) override;
   void head(std::span<const uint32_t> rows, const float* stream, float* logits) override;
 
   unsigned threads() const { return pool_.size(); }
@@ -127,7 +128,8 @@ class CpuBlocks final : public host::Blocks {
 };
 
 // Cuts segments into runs of at most kBatchRows rows and calls body(pieces, first row of the stream, rows).
-void for_batches(std::span<const host::Segment> segments, std::vector<Piece>& pieces,
+// With has_halves, long segments and others are never in one run.
+void for_batches(std::span<const host::Segment> segments, bool has_halves, std::vector<Piece>& pieces,
                  FunctionRef<void(std::span<const Piece>, uint32_t, uint32_t)> body);
 
 }  // namespace lily::cpu

@@ -37,26 +37,28 @@ Channels channels_of(const Shape& shape, uint32_t k_head) {
 }  // namespace
 
 CpuBlocks::DeltaNetBatch::DeltaNetBatch(const Kernels& kernels, Carver carver, const Shape& shape,
-                                        const PackedDeltaNet& weights, uint32_t batch_rows)
+                                        const PackedDeltaNet& weights, BatchRows batch_rows)
     : w(weights),
-      rows(batch_rows),
+      rows(batch_rows.count),
       mixed(carver.take(size_t{rows} * shape.conv_channels())),
       z(carver.take(size_t{rows} * shape.value_width())),
       a(carver.take(size_t{rows} * shape.v_heads)),
       b(carver.take(size_t{rows} * shape.v_heads)),
-      input(kernels, carver, rows, {&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_a, &w.in_proj_b}),
-      output(kernels, carver, rows, {&w.out_proj}),
+      input(kernels, carver, batch_rows, {&w.in_proj_qkv, &w.in_proj_z, &w.in_proj_a, &w.in_proj_b}),
+      output(kernels, carver, batch_rows, {&w.out_proj}),
       used(carver.used()) {}
 
 void CpuBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
   const auto& weights = std::get<PackedDeltaNet>(packed_.layers[layer].mixer);
-  for_batches(segments, pieces_, [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
-    DeltaNetBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, rows);
-    batch.layer = layer;
-    batch.dense = &std::get<DeltaNetDense>(dense_[layer].mixer);
-    batch.pieces = pieces;
-    delta_net_batch(batch, stream + size_t{first_row} * shape_.hidden);
-  });
+  for_batches(
+      segments, kernels_.halves, pieces_,
+      [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
+        DeltaNetBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, {rows, pieces[0].halves});
+        batch.layer = layer;
+        batch.dense = &std::get<DeltaNetDense>(dense_[layer].mixer);
+        batch.pieces = pieces;
+        delta_net_batch(batch, stream + size_t{first_row} * shape_.hidden);
+      });
 }
 
 // One k head and the v heads that use it, over rows [first, first + rows) of a piece, at most kChunkRows:
@@ -117,7 +119,9 @@ void CpuBlocks::delta_chunk(const DeltaNetBatch& batch, const Piece& piece, uint
                            .z = batch.z + (row + r) * shape_.value_width() + size_t{h} * kDim,
                            .weight = batch.dense->norm.data(),
                            .out = out});
-      batch.output.prepare({0, batch.rows}, static_cast<uint32_t>(row + r), out, h * kDim, (h + 1) * kDim);
+      const auto of_batch = static_cast<uint32_t>(row + r);
+      const Run run = batch.output.run_of(of_batch);
+      batch.output.prepare(run, of_batch - run.first, out, h * kDim, (h + 1) * kDim);
     }
   }
 }
@@ -162,14 +166,16 @@ void CpuBlocks::keep_heads(host::HostState& state, uint32_t layer, uint32_t k_he
 
 void CpuBlocks::delta_net_batch(const DeltaNetBatch& batch, float* stream) {
   prepare_normed(stream, batch.rows, batch.dense->input_norm, batch.input);
-  Product in[] = {product_of(batch.w.in_proj_qkv, batch.input, batch.rows, batch.mixed),
-                  product_of(batch.w.in_proj_z, batch.input, batch.rows, batch.z),
-                  product_of(batch.w.in_proj_a, batch.input, batch.rows, batch.a),
-                  product_of(batch.w.in_proj_b, batch.input, batch.rows, batch.b)};
-  run_products(pool_, kernels_, in);
+  products_.clear();
+  add_product(products_, batch.w.in_proj_qkv, batch.input, batch.mixed);
+  add_product(products_, batch.w.in_proj_z, batch.input, batch.z);
+  add_product(products_, batch.w.in_proj_a, batch.input, batch.a);
+  add_product(products_, batch.w.in_proj_b, batch.input, batch.b);
+  run_products(pool_, kernels_, products_);
   delta_pieces(batch);
-  Product product = addition_of(batch.w.out_proj, batch.output, batch.rows, stream);
-  run_products(pool_, kernels_, {&product, 1});
+  products_.clear();
+  add_product(products_, batch.w.out_proj, batch.output, stream, /*accumulate=*/true);
+  run_products(pool_, kernels_, products_);
 }
 
 }  // namespace lily::cpu

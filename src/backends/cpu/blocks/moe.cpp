@@ -19,9 +19,9 @@ uint32_t* take_u32(Carver& carver, size_t count) {
 }  // namespace
 
 CpuBlocks::MoeBatch::MoeBatch(const Kernels& kernels, Carver carver, const Shape& shape,
-                              const PackedMoe& weights, uint32_t batch_rows)
+                              const PackedMoe& weights, BatchRows batch_rows)
     : w(weights),
-      rows(batch_rows),
+      rows(batch_rows.count),
       logits(carver.take(size_t{rows} * shape.experts)),
       shared_factor(carver.take(rows)),
       shared_gate(carver.take(size_t{rows} * shape.shared_ffn)),
@@ -35,21 +35,22 @@ CpuBlocks::MoeBatch::MoeBatch(const Kernels& kernels, Carver carver, const Shape
       gate(carver.take(size_t{rows} * kTopK * shape.expert_ffn)),
       up(carver.take(size_t{rows} * kTopK * shape.expert_ffn)),
       out(carver.take(size_t{rows} * kTopK * shape.hidden)),
-      input(kernels, carver, rows,
+      input(kernels, carver, batch_rows,
             {&w.router, &w.shared_gate, &w.shared_gate_proj, &w.shared_up_proj, &w.gate, &w.up}),
-      pair_input(kernels, carver, rows * kTopK, {&w.gate, &w.up}),
-      expert_input(kernels, carver, rows * kTopK, {&w.down}),
-      shared_input(kernels, carver, rows, {&w.shared_down_proj}),
+      pair_input(kernels, carver, {rows * kTopK, batch_rows.halves}, {&w.gate, &w.up}),
+      expert_input(kernels, carver, {rows * kTopK, batch_rows.halves}, {&w.down}),
+      shared_input(kernels, carver, batch_rows, {&w.shared_down_proj}),
       used(carver.used()) {}
 
-uint32_t CpuBlocks::moe(uint32_t layer, uint32_t rows, float* stream) {
+uint32_t CpuBlocks::moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
   std::fill(chosen_.begin(), chosen_.end(), uint8_t{0});
-  for (uint32_t first = 0; first < rows; first += kBatchRows) {
-    MoeBatch batch(kernels_, Carver(workspace_.data()), shape_, packed_.layers[layer].moe,
-                   std::min(kBatchRows, rows - first));
-    batch.post_norm = dense_[layer].post_norm;
-    moe_batch(batch, stream + size_t{first} * shape_.hidden);
-  }
+  for_batches(segments, kernels_.halves, pieces_,
+              [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
+                MoeBatch batch(kernels_, Carver(workspace_.data()), shape_, packed_.layers[layer].moe,
+                               {rows, pieces[0].halves});
+                batch.post_norm = dense_[layer].post_norm;
+                moe_batch(batch, stream + size_t{first_row} * shape_.hidden);
+              });
   return static_cast<uint32_t>(std::count(chosen_.begin(), chosen_.end(), uint8_t{1}));
 }
 
@@ -128,7 +129,9 @@ void CpuBlocks::experts(const MoeBatch& batch) {
       if (i == run.first + run.rows) {
         run = run_of_pair(batch, i);
       }
-      batch.pair_input.copy(run, i - run.first, batch.input, {0, batch.rows}, batch.row_of_pair[i]);
+      const uint32_t row = batch.row_of_pair[i];
+      const Run from = batch.input.run_of(row);
+      batch.pair_input.copy(run, i - run.first, batch.input, from, row - from.first);
     }
   });
   const auto x = (copied ? batch.pair_input : batch.input).rows_for(batch.w.gate);
@@ -162,7 +165,7 @@ void CpuBlocks::experts(const MoeBatch& batch) {
                            .y_stride = shape_.hidden});
     }
   }
-  products_.push_back(product_of(batch.w.shared_down_proj, batch.shared_input, batch.rows, batch.shared_out));
+  add_product(products_, batch.w.shared_down_proj, batch.shared_input, batch.shared_out);
   run_products(pool_, kernels_, products_);
 }
 
@@ -170,17 +173,19 @@ void CpuBlocks::experts(const MoeBatch& batch) {
 void CpuBlocks::route_all(const MoeBatch& batch) {
   products_.clear();
   swiglus_.clear();
-  products_.push_back(product_of(batch.w.router, batch.input, batch.rows, batch.logits));
-  products_.push_back(product_of(batch.w.shared_gate, batch.input, batch.rows, batch.shared_factor));
-  add_gate_up({.matrix = batch.w.shared_gate_proj,
-               .x = batch.input.rows_for(batch.w.shared_gate_proj),
-               .rows = batch.rows,
-               .y = batch.shared_gate},
-              {.up = batch.w.shared_up_proj,
-               .y = batch.shared_up,
-               .to = &batch.shared_input,
-               .run = {0, batch.rows},
-               .group = batch.w.shared_down_proj.group});
+  add_product(products_, batch.w.router, batch.input, batch.logits);
+  add_product(products_, batch.w.shared_gate, batch.input, batch.shared_factor);
+  const PreparedRows& x = batch.input;
+  for (uint32_t row = 0; row < x.rows();) {
+    const Run run = x.run_of(row);
+    row += run.rows;
+    add_gate_up(product_of(batch.w.shared_gate_proj, x, run, batch.shared_gate),
+                {.up = batch.w.shared_up_proj,
+                 .y = batch.shared_up + size_t{run.first} * shape_.shared_ffn,
+                 .to = &batch.shared_input,
+                 .run = run,
+                 .group = batch.w.shared_down_proj.group});
+  }
   run_products(pool_, kernels_, products_);
   pool_.for_each(batch.rows, 16, [&](size_t begin, size_t end) {
     for (size_t row = begin; row < end; ++row) {

@@ -27,7 +27,22 @@ struct Affine {
   // ---- quantisation of a row ----
 
   static void prepare(const PrepareArgs& args) {
-    args.format.digits == 1 ? prepare_groups<1>(args) : prepare_groups<2>(args);
+    if (args.format.digits == kHalves) {
+      prepare_halves(args);
+    } else {
+      args.format.digits == 1 ? prepare_groups<1>(args) : prepare_groups<2>(args);
+    }
+  }
+
+  static void prepare_halves(const PrepareArgs& args) {
+    const size_t word = size_t{args.panel_rows} * 64;  // from a word of the row to the next
+    std::byte* out = args.panel + args.begin / kHalfWord * word + size_t{args.row} * 64;
+    const float* x = args.x;
+    for (uint32_t c = args.begin; c < args.end; c += kHalfWord, x += kHalfWord, out += word) {
+      for (uint32_t i = 0; i < kHalfWord; i += N) {
+        V::store_bf16(out + size_t{i} * 2, V::load(x + i));
+      }
+    }
   }
 
   template <uint32_t D>

@@ -1,6 +1,7 @@
-// AMX: products of many rows in tiles of bytes (Sapphire Rapids and later); everything else is AVX-512 VNNI.
+// AMX: products of many rows in tiles of bytes or of bf16 (Sapphire Rapids and later); everything else is
+// AVX-512 VNNI.
 #if defined(__AMX_INT8__) && defined(__AVX512VNNI__)
-#include "backends/cpu/isa/amx_products.h"
+#include "backends/cpu/isa/amx_halves.h"
 #else
 #include "backends/cpu/kernels.h"
 #endif
@@ -43,16 +44,22 @@ struct ProcessorTiles {
   LILY_INLINE void dot() {
     asm volatile("tdpbsud %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(A), "i"(B));
   }
+  template <int Sums, int A, int B>
+  LILY_INLINE void dot_halves() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(Sums), "i"(A), "i"(B));
+  }
   static void release() { asm volatile("tilerelease"); }
 };
 
 }  // namespace
 
 const TileKernels* amx_tiles() { return &AmxProducts<ProcessorTiles>::kKernels; }
+const TileKernels* amx_bf16_tiles() { return &AmxHalves<ProcessorTiles>::kKernels; }
 
 #else
 
 const TileKernels* amx_tiles() { return nullptr; }
+const TileKernels* amx_bf16_tiles() { return nullptr; }
 
 #endif
 

@@ -1,13 +1,10 @@
-// Products of many rows in tiles of bytes, written once over the instructions on tiles: T is the processor's
-// (amx.cpp) or one that computes them in C++ (tests/amx_emulator). A tile is up to 16 rows of 64 bytes; T has
-//   configure(rows)             tiles 0 to 5 have so many rows, 6 and 7 all 16
-//   load<tile>(from, stride), store<tile>(to, stride), zero<tile>()
-//   dot<sums, a, b>()           sums of signed bytes of a times unsigned bytes of b: tdpbsud
-//   release()
+// Products of rows of quantised bytes in tiles, written once over the instructions on tiles (tiles.h). A row
+// has the bits that it has in Affine.
 #pragma once
 
 #include "backends/cpu/isa/affine.h"
 #include "backends/cpu/isa/avx512vnni.h"
+#include "backends/cpu/isa/tiles.h"
 
 namespace lily::cpu {
 namespace {
@@ -19,10 +16,8 @@ struct AmxProducts {
   using I = V::I;
   using Vectors = Affine<V, 1>;  // tiles take rows one after the other
 
-  static constexpr uint32_t kTileRows = 16;
   static constexpr uint32_t kTileGroup = 64;  // inputs of a tile: one group of the usual size
   static constexpr uint32_t kLeastRows = 4;   // fewer are as fast without tiles
-  static constexpr size_t kTile = 1024;       // bytes
   static constexpr uint32_t kWidth = 2;       // blocks of outputs that are laid out together
   // Inputs are taken a few groups at a time, so that the codes of kWidth blocks (8 KB) and the digits of a
   // panel (8 KB) stay in the first-level cache while they meet, and a row's sums in registers.
@@ -243,38 +238,33 @@ struct AmxProducts {
     }
   }
 
-  // Three chains of tiles; every row has the same digits, every output the same codes.
+  // Three chains of tiles, twelve products a round; every row has the same digits, every output the same
+  // codes.
   static uint64_t multiply_add_peak(uint64_t rounds, std::byte* sink) {
-    alignas(64) std::byte codes[3][kTile];
-    alignas(64) std::byte digits[kTile];
-    const I base = V::load_words(sink);
+    alignas(64) std::byte codes[kTile];
+    alignas(64) std::byte digits[2][kTile];
+    alignas(64) std::byte sums[3][kTile];
+    const I own = V::add_int(V::load_words(sink), _mm512_set1_epi8(1));
     I digit = V::load_words(sink + 64);
     const I step = V::load_words(sink + 128);
-    for (int i = 0; i < 3; ++i) {
-      const I own = V::add_int(base, _mm512_set1_epi8(static_cast<char>(i)));
-      for (size_t row = 0; row < kTile; row += 128) {
-        _mm512_store_si512(codes[i] + row, V::low_halves(own));
-        _mm512_store_si512(codes[i] + row + 64, V::high_halves(own));
-      }
+    for (size_t row = 0; row < kTile; row += 128) {
+      _mm512_store_si512(codes + row, V::low_halves(own));
+      _mm512_store_si512(codes + row + 64, V::high_halves(own));
     }
     T::configure(kTileRows);
-    T::template load<5>(codes[0], 64);
-    T::template load<6>(codes[1], 64);
-    T::template load<7>(codes[2], 64);
-    T::template zero<0>();
-    T::template zero<1>();
-    T::template zero<2>();
+    T::template load<6>(codes, 64);
     for (uint64_t round = 0; round < rounds; ++round) {
       for (size_t row = 0; row < kTile; row += 64) {
-        _mm512_store_si512(digits + row, digit);
+        _mm512_store_si512(digits[round % 2] + row, digit);
       }
-      T::template load<3>(digits, 64);
-      T::template dot<0, 3, 5>();
-      T::template dot<1, 3, 6>();
-      T::template dot<2, 3, 7>();
+      T::template load<4>(digits[round % 2], 64);
+      for (int i = 0; i < 4; ++i) {
+        T::template dot<0, 4, 6>();
+        T::template dot<1, 4, 6>();
+        T::template dot<2, 4, 6>();
+      }
       digit = V::add_int(digit, step);
     }
-    alignas(64) std::byte sums[3][kTile];
     T::template store<0>(sums[0], 64);
     T::template store<1>(sums[1], 64);
     T::template store<2>(sums[2], 64);
@@ -285,10 +275,11 @@ struct AmxProducts {
     }
     const float total = V::reduce_add(sum);
     __builtin_memcpy(sink, &total, sizeof(total));
-    return rounds * 3 * kTileRows * kBlockOutputs * kTileGroup;
+    return rounds * 12 * kTileRows * kBlockOutputs * kTileGroup;
   }
 
   static constexpr TileKernels kKernels{.word = kTileGroup,
+                                        .halves = false,
                                         .panel_rows = panel_rows,
                                         .matmul = matmul,
                                         .multiply = "tdpbsud",

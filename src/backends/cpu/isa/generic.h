@@ -378,6 +378,7 @@ struct Generic {
   static constexpr Kernels table(std::string_view name, std::string_view multiply) {
     return {.name = name,
             .word = 4,
+            .halves = false,
             .panel_rows = panel_rows,
             .prepare = Affine<V>::prepare,
             .matmul = Affine<V>::matmul,
