@@ -202,11 +202,26 @@ TEST(OutputParser, IsTheSameHoweverItIsCut) {
   }));
 }
 
+// A line that begins with the end of a call, and the begin of the next one behind it: what a model writes
+// that forgot to end the value, and read as that.
+bool reads_as_the_next_call(std::string_view value) {
+  constexpr std::string_view kEnd = "</tool_call>", kBlanks = " \t\r\n";
+  for (size_t at = value.find(kEnd); at != std::string_view::npos; at = value.find(kEnd, at + 1)) {
+    const size_t next = value.find_first_not_of(kBlanks, at + kEnd.size());
+    if ((at == 0 || value[at - 1] == '\n') && next != std::string_view::npos &&
+        value.substr(next).starts_with("<tool_call>")) {
+      return true;
+    }
+  }
+  return false;
+}
+
 // Whatever is asked for and rendered as the template does it comes back, also if it is about tool calls.
 TEST(OutputParser, ReadsWhatTheTemplateWrites) {
   EXPECT_TRUE(rc::check("parse(render(call)) = call", [] {
     const std::string value = *test::text_of_pieces({"a", " ", "\n", "\"", "\\", "<", ">", "</", "<b>", "{",
                                                      "tool_call", "é", "\t", "</param", "function=f>"});
+    RC_PRE(!reads_as_the_next_call(value));
     Case given;
     given.tools = some_tools();
     given.text =
