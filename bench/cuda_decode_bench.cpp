@@ -2,7 +2,10 @@
 // and over in one CUDA graph with dependent launches, as in a decoding step, and the step itself. Weights of
 // eight layers are far more than the level-2 cache holds; a step of forty goes over them five times.
 //
-// Usage: cuda_decode_bench [ROWS ...] [@POSITION ...]     default: 1 8 32 @0
+// Usage: cuda_decode_bench [ROWS ...] [@POSITION ...] [profile]     default: 1 8 32 @0
+// profile: the kernels of a layer of each kind and of the head once, after a round that brings no weights of
+// theirs into the cache, for `ncu --profile-from-start off`.
+#include <cuda_profiler_api.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -70,7 +73,7 @@ class Bench {
     must(finish(queue));
   }
 
-  void run(uint32_t rows, uint32_t position) {
+  void run(uint32_t rows, uint32_t position, bool profile) {
     std::vector<cuda::Segment> segments;
     std::vector<uint32_t> row_segment;
     std::vector<std::unique_ptr<CudaState>> states;
@@ -100,6 +103,19 @@ class Bench {
       LILY_TRY_VOID(l % 4 == 3 ? model_.attention(l, batch) : model_.delta_net(l, batch));
       return model_.moe(l, batch);
     };
+    if (profile) {
+      for (uint32_t i = 0; i <= kLayers + 3; ++i) {
+        if (i == kLayers + 2) {
+          must(finish(queue_));
+          must(cudaProfilerStart());
+        }
+        must(layer(i));
+      }
+      must(model_.head(nullptr, rows));
+      must(finish(queue_));
+      must(cudaProfilerStop());
+      return;
+    }
     std::printf("%u rows at %u, us: delta net %.2f, ", rows, position,
                 time(30, [&](uint32_t i) { return delta(i % 6); }));
     std::printf("attention %.2f, ", time(10, attention));
@@ -162,9 +178,12 @@ class Bench {
 int main(int count, char** arguments) {
   std::vector<uint32_t> rows;
   std::vector<uint32_t> positions;
+  bool profile = false;
   for (int i = 1; i < count; ++i) {
     const std::string argument = arguments[i];
-    if (argument[0] == '@') {
+    if (argument == "profile") {
+      profile = true;
+    } else if (argument[0] == '@') {
       positions.push_back(static_cast<uint32_t>(std::stoul(argument.substr(1))));
     } else {
       rows.push_back(static_cast<uint32_t>(std::stoul(argument)));
@@ -186,7 +205,7 @@ int main(int count, char** arguments) {
   Bench bench(plan, queue);
   for (const uint32_t position : positions) {
     for (const uint32_t r : rows) {
-      bench.run(r, position);
+      bench.run(r, position, profile);
     }
   }
   return 0;

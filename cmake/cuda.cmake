@@ -11,7 +11,7 @@ endif()
 
 set(architectures "${LILY_CUDA_ARCHITECTURES}")
 if(architectures STREQUAL "all")
-  set(architectures 80-real 86-real 89-real 90a-real 120)
+  set(architectures 80-real 86-real 89-real 90-virtual 90a-real 120)
 elseif(NOT architectures)
   set(architectures 90a-real)
   find_program(NVIDIA_SMI nvidia-smi)

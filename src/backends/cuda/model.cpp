@@ -11,7 +11,7 @@ namespace {
 // What is allocated, in bytes; the members of DeviceModel in order.
 struct Sizes {
   uint64_t stream, feed_x, feed_part, head_x, head_part, mixed, heads_x, heads_part, partial, partial_ml,
-      router, h, routing, logits, best, experts_used, relay, rotary, prefill;
+      router, h, expert_y, routing, logits, best, experts_used, relay, rotary, prefill;
 };
 Sizes sizes_of(const Plan& plan) {
   const Dims d = dims_of(plan.shape);
@@ -29,6 +29,7 @@ Sizes sizes_of(const Plan& plan) {
           .partial_ml = small * d.q_heads * kMaxSplits * 8,
           .router = small * router_width(d) * 4,
           .h = small * kUses * d.ffn * 2,
+          .expert_y = small * kUses * d.hidden * 4,
           .routing = 256 + kPublishedBytes,
           .logits = small * d.vocab * 4,
           .best = small * slices_of(d.vocab) * sizeof(SliceBest),
@@ -43,8 +44,8 @@ Sizes sizes_of(const Plan& plan) {
 uint64_t DeviceModel::workspace_bytes(const Plan& plan) {
   const Sizes s = sizes_of(plan);
   return s.stream + s.feed_x + s.feed_part + s.head_x + s.head_part + s.mixed + s.heads_x + s.heads_part +
-         s.partial + s.partial_ml + s.router + s.h + s.routing + 2 * s.logits + s.best + s.experts_used +
-         s.relay + s.rotary + s.prefill;
+         s.partial + s.partial_ml + s.router + s.h + s.expert_y + s.routing + 2 * s.logits + s.best +
+         s.experts_used + s.relay + s.rotary + s.prefill;
 }
 
 DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& meter, Stream queue)
@@ -52,7 +53,7 @@ DeviceModel::DeviceModel(const Plan& plan, const DeviceTraits& traits, Meter& me
 
 Result<void> DeviceModel::allocate() {
   const Sizes s = sizes_of(plan_);
-  const std::array<std::pair<DeviceMemory*, uint64_t>, 20> parts{{{&stream_, s.stream},
+  const std::array<std::pair<DeviceMemory*, uint64_t>, 21> parts{{{&stream_, s.stream},
                                                                   {&feed_x_, s.feed_x},
                                                                   {&feed_squares_, s.feed_part},
                                                                   {&head_x_, s.head_x},
@@ -64,6 +65,7 @@ Result<void> DeviceModel::allocate() {
                                                                   {&partial_ml_, s.partial_ml},
                                                                   {&router_, s.router},
                                                                   {&h_, s.h},
+                                                                  {&expert_y_, s.expert_y},
                                                                   {&routing_, s.routing},
                                                                   {&logits_, s.logits},
                                                                   {&adjusted_, s.logits},
@@ -102,6 +104,13 @@ Result<void> DeviceModel::load(const ModelWeights& weights, FunctionRef<void(dou
     for (const PackedMatrix* matrix :
          {&in_proj, &out_proj, &layer.moe.router, &layer.moe.gate_up, &layer.moe.down}) {
       takes_prefill_ = takes_prefill_ && prefill_takes(*matrix);
+    }
+    const uint32_t needed = gate_up_shape(layer.moe.gate_up, 1, traits_).shared;
+    if (needed > traits_.shared_bytes) {
+      return fail(
+          ErrorKind::unsupported,
+          "the experts: their format needs {} bytes of shared memory for a block of the device, which has {}",
+          needed, traits_.shared_bytes);
     }
   }
   relay_rows_ = most_relayed();

@@ -105,7 +105,7 @@ class DeviceModel {
   DeviceMemory heads_x_, heads_squares_;  // what the heads of a mixer put out
   DeviceMemory partial_, partial_ml_;     // of attention
   DeviceMemory router_;                   // [kSmallRows][ld] float
-  DeviceMemory h_;                        // of the experts
+  DeviceMemory h_, expert_y_;             // of the experts
   DeviceMemory routing_;                  // the mark, and 256 bytes on the words of Published
   uint32_t routings_ = 0;                 // tags used
   DeviceMemory logits_, adjusted_, best_;

@@ -215,18 +215,6 @@ Result<void> upload_plain(const PlainItem& item, uint8_t* to, ThreadPool& pool, 
 
 }  // namespace
 
-Dims dims_of(const Shape& shape) {
-  return {.hidden = shape.hidden,
-          .layers = shape.layers,
-          .vocab = shape.vocab,
-          .q_heads = shape.q_heads,
-          .kv_heads = shape.kv_heads,
-          .k_heads = shape.k_heads,
-          .v_heads = shape.v_heads,
-          .experts = shape.experts,
-          .ffn = shape.expert_ffn};
-}
-
 Result<uint64_t> Residency::bytes(const Shape& shape, const ModelWeights& weights) {
   ModelViews unused{};
   Inventory inventory(shape, weights, unused);

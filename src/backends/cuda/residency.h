@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "backends/cuda/device.h"
+#include "backends/cuda/dims.h"
 #include "backends/cuda/kernel_args.h"
 #include "base/function_ref.h"
 #include "model/plan.h"
@@ -51,7 +52,5 @@ class Residency {
   DeviceMemory memory_;
   ModelViews views_;
 };
-
-Dims dims_of(const Shape& shape);
 
 }  // namespace lily::cuda

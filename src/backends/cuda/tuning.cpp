@@ -21,14 +21,22 @@ LaunchShape fit(uint32_t blocks, uint32_t most, uint32_t percent, const DeviceTr
 // A multiprocessor is not to have two blocks of the same kernel while another one has none: more than half of
 // the shared memory for each.
 LaunchShape alone(LaunchShape shape, const DeviceTraits& device) {
-  shape.shared = std::min(std::max(shape.shared, device.shared_bytes / 2 + 1024), device.shared_bytes);
+  shape.shared = std::max(shape.shared, std::min(device.shared_bytes / 2 + 1024, device.shared_bytes));
+  return shape;
+}
+
+// As much of `more` as there is room for.
+LaunchShape with_staged(LaunchShape shape, uint32_t more, const DeviceTraits& device) {
+  shape.shared = std::max(shape.shared, std::min(shape.shared + more, device.shared_bytes));
   return shape;
 }
 
 }  // namespace
 
 LaunchShape project_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device) {
-  const uint32_t units = (w.row_blocks + device.multiprocessors - 1) / device.multiprocessors;
+  const uint32_t of_block = project_rows_of_block(w, rows);
+  const uint32_t most = std::max(device.multiprocessors / ((rows + of_block - 1) / of_block), 1U);
+  const uint32_t units = (w.row_blocks + most - 1) / most;
   const uint32_t blocks = (w.row_blocks + units - 1) / units;
   const LaunchShape shape =
       fit(blocks, std::min(units, 6U), rows <= kGroupRows ? 62 : 100, device,
@@ -38,18 +46,18 @@ LaunchShape project_shape(const PackedMatrix& w, uint32_t rows, const DeviceTrai
 
 LaunchShape gate_up_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device) {
   const uint32_t blocks = device.multiprocessors;
-  return alone(fit(blocks, 3, rows <= kGroupRows ? 72 : 100, device,
-                   [&](uint32_t stages) { return gate_up_shared_bytes(w, stages, rows, blocks); }),
+  const auto bytes = [&](uint32_t stages) { return gate_up_shared_bytes(w, stages, rows, blocks); };
+  return alone(rows <= kFewRows
+                   ? fit(blocks, 3, 72, device, bytes)
+                   : with_staged(fit(blocks, 3, 100, device, bytes), gate_up_staged_bytes(w), device),
                device);
 }
 
 LaunchShape down_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device) {
-  return fit(w.row_blocks,
-             rows == 1            ? 1
-             : rows <= kGroupRows ? 3
-                                  : 2,
-             rows <= kGroupRows ? 62 : 100, device,
-             [&](uint32_t stages) { return down_shared_bytes(w, stages, rows); });
+  const auto bytes = [&](uint32_t stages) { return down_shared_bytes(w, stages, rows); };
+  return rows <= kFewRows
+             ? fit(w.row_blocks, rows == 1 ? 1 : 3, 62, device, bytes)
+             : with_staged(fit(device.multiprocessors, 2, 100, device, bytes), down_staged_bytes(w), device);
 }
 
 uint32_t delta_step_shared(const PackedMatrix& in_proj, uint32_t rows, const DeviceTraits& device) {

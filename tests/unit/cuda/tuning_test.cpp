@@ -35,8 +35,13 @@ TEST_P(Tuning, EveryLaunchFits) {
               << planes << " planes, wide " << wide << ", " << rows << " rows of " << w.k_tiles << " tiles";
         }
         const auto enter = [&](uint32_t r) { return gate_up_shape(gate_up, r, device); };
-        EXPECT_LE(enter(rows_at_once(rows, device, enter)).shared, device.shared_bytes)
-            << "gate and up, " << planes << " planes, wide " << wide << ", " << rows << " rows";
+        // Experts of 8 bits do not fit on every device: such a model is refused when it is loaded.
+        const bool refused = enter(1).shared > device.shared_bytes;
+        EXPECT_TRUE(!refused || (planes == 2 && device.shared_bytes < 128 * 1024));
+        if (!refused) {
+          EXPECT_LE(enter(rows_at_once(rows, device, enter)).shared, device.shared_bytes)
+              << "gate and up, " << planes << " planes, wide " << wide << ", " << rows << " rows";
+        }
         const auto leave = [&](uint32_t r) { return down_shape(down, r, device); };
         EXPECT_LE(leave(rows_at_once(rows, device, leave)).shared, device.shared_bytes)
             << "down, " << planes << " planes, wide " << wide << ", " << rows << " rows";

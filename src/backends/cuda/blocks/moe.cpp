@@ -23,6 +23,7 @@ Result<void> DeviceModel::moe(uint32_t layer, const Batch& batch) {
                     .rows = rows,
                     .feed = at.mixer.feed.from(first, dims_.hidden),
                     .h = at.h,
+                    .y = expert_y_.as<float>(),
                     .experts_used = experts_used() + size_t{layer} * kExpertWords,
                     .routing = {routing_.as<uint32_t>() + 64, routing_.as<uint32_t>(), ++routings_},
                     .to = at.experts.from_row(first),

@@ -9,6 +9,7 @@ namespace lily::cuda {
 inline constexpr uint32_t kGroupRows = 8;   // columns of mma.m16n8k16
 inline constexpr uint32_t kSmallRows = 32;  // most rows of a launch
 inline constexpr uint32_t kMaxSplits = 64;  // parts of a context in attention
+inline constexpr uint32_t kFewRows = 2;     // most rows of project.cu and experts.cu; others have *_many.cu
 inline constexpr uint32_t kFeedBlock = 16;  // inputs per partial sum of a feed
 
 // What a product reads: activations in fragment order (kernels/common.cuh) and, per kFeedBlock inputs, the
@@ -150,6 +151,7 @@ struct ExpertArgs {
   uint32_t rows;
   Feed feed;    // gate_up: of the stream
   uint16_t* h;  // [rows][kUses][ffn], fragment order; a row's experts in ascending order, then the shared one
+  float* y;     // down of many rows: [rows][kUses][hidden]
   uint32_t* experts_used;  // bits of the layer
   Published routing;
   StreamArgs to;  // down
@@ -188,9 +190,14 @@ int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows,
 int launch_rotary(float* table, const float* frequencies, uint32_t positions, Stream queue);
 
 // Sizes of dynamic shared memory for the launches above.
+// Rows that a block of a projection takes: for the others there are more blocks.
+uint32_t project_rows_of_block(const PackedMatrix& w, uint32_t rows);
 uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks);
 uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks);
 uint32_t down_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
+// Of many rows: more, with which inputs need not be asked for late.
+uint32_t gate_up_staged_bytes(const PackedMatrix& w);
+uint32_t down_staged_bytes(const PackedMatrix& w);
 
 // To be called once for the device before the first launch; `bytes` is the most shared memory of a block.
 int prepare_project(uint32_t bytes);

@@ -3,8 +3,9 @@
 //   down:    stream += the sum over a row's experts, in ascending order, of weight * (down h), then the
 //            shared one.
 // The columns of a product are the rows that chose the expert, so that its weights are read once for eight of
-// them. What a row adds up depends neither on its column nor on who else is there.
-#include "backends/cuda/kernels/experts.cuh"
+// them. What a row adds up depends neither on its column nor on who else is there. More than kFewRows rows
+// have kernels of their own, experts_many.cu.
+#include "backends/cuda/kernels/experts_many.cuh"
 
 namespace lily::cuda {
 namespace {
@@ -13,16 +14,13 @@ using namespace experts;  // NOLINT(google-build-using-namespace)
 
 // ---- gate_up --------------------------------------------------------------------------------------------
 // A unit is 16 outputs of one entry: eight of gate and the same eight of up. Its inputs are cut into parts of
-// kPartTiles tiles whose sums are added in order: by one warp after the other's, or for few rows by a warp
-// for each part, which gives the same bits.
+// kPartTiles tiles, a warp for each, whose sums are added in order.
 constexpr uint32_t kEnterWarps = 16;
-constexpr uint32_t kSplitRows = 2;   // most rows whose units are shared by warps
 constexpr uint32_t kRouteWarps = 8;  // find out where the rows go while the others bring the inputs
 
 struct EnterLayout {
   uint32_t barriers, routing, columns, sums, scales, part, total;
 };
-__host__ __device__ inline bool splits_units(uint32_t rows) { return rows <= kSplitRows; }
 __host__ __device__ inline EnterLayout enter_layout(const PackedMatrix& w, uint32_t stages, uint32_t rows,
                                                     uint32_t blocks) {
   const uint32_t inputs = w.k_tiles * kTileCols;
@@ -35,26 +33,19 @@ __host__ __device__ inline EnterLayout enter_layout(const PackedMatrix& w, uint3
   l.sums = l.columns + align128(rows * (inputs * 2 + 16));
   l.scales = l.sums + align128(rows * (w.k_tiles * (w.wide != 0 ? 2 : 1) * 4 + 16));
   l.part = l.scales + align128(kSmallRows * 4);
-  l.total = l.part + (splits_units(rows) ? units * parts * 512 : 0);
+  l.total = l.part + units * parts * 512;
   return l;
 }
 
 // The parts of units in the order in which a warp works on them: warps take turns over the parts of the
-// block's units, or over the units.
-template <uint32_t kParts, bool kSplit>
+// block's units.
+template <uint32_t kParts>
 struct Turn {
   static_assert(kEnterWarps % kParts == 0);
   uint32_t unit, part;
   __device__ __forceinline__ explicit Turn(uint32_t warp)
-      : unit(blockIdx.x + (kSplit ? warp / kParts : warp) * gridDim.x), part(kSplit ? warp % kParts : 0) {}
-  __device__ __forceinline__ void next() {
-    if constexpr (kSplit) {
-      unit += kEnterWarps / kParts * gridDim.x;
-    } else {
-      part = part + 1 == kParts ? 0 : part + 1;
-      unit += part == 0 ? kEnterWarps * gridDim.x : 0;
-    }
-  }
+      : unit(blockIdx.x + warp / kParts * gridDim.x), part(warp % kParts) {}
+  __device__ __forceinline__ void next() { unit += kEnterWarps / kParts * gridDim.x; }
 };
 
 // silu(gate) * up of the lane's columns, to memory.
@@ -101,10 +92,10 @@ __device__ __forceinline__ void bring_inputs(const ExpertArgs& a, const Rows<F, 
   }
 }
 
-// Units whose parts were worked on by different warps: a warp adds those of a unit.
+// A warp adds the parts of a unit.
 template <uint32_t kParts, bool kRelayed>
-__device__ __forceinline__ void finish_split_units(const ExpertArgs& a, const Routing& r, const float* part,
-                                                   const float* scales, uint32_t all) {
+__device__ __forceinline__ void finish_units(const ExpertArgs& a, const Routing& r, const float* part,
+                                             const float* scales, uint32_t all) {
 #pragma unroll 1
   for (uint32_t u = threadIdx.x / 32; blockIdx.x + u * gridDim.x < all; u += kEnterWarps) {
     const float4* const of = reinterpret_cast<const float4*>(part) + u * kParts * 32 + (threadIdx.x & 31);
@@ -120,12 +111,6 @@ __device__ __forceinline__ void finish_split_units(const ExpertArgs& a, const Ro
     finish_unit<kRelayed>(a, scales, unit_of(r, a.w, blockIdx.x + u * gridDim.x), total);
   }
   announce_results<kRelayed>(a.relay);
-}
-
-__device__ __forceinline__ void note_experts(const ExpertArgs& a, const Routing& r) {
-  for (uint32_t i = r.shared + threadIdx.x; i < r.count; i += blockDim.x) {
-    atomicOr(a.experts_used + r.entries[i].expert / 32, 1u << (r.entries[i].expert % 32));
-  }
 }
 
 // Where the rows go, and their inputs. Ends with a barrier.
@@ -153,7 +138,7 @@ __device__ __forceinline__ void start_next(const Relay& relay) {
   }
 }
 
-template <class F, uint32_t kInputTiles, bool kSplit, bool kRelayed>
+template <class F, uint32_t kInputTiles, bool kRelayed>
 __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kParts = kInputTiles / kPartTiles;
@@ -172,7 +157,7 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   prepare_routing(r, a.dims.experts, a.rows);
   __syncthreads();
 
-  Turn<kParts, kSplit> ahead(warp);
+  Turn<kParts> ahead(warp);
   const auto fetch = [&](uint32_t end) {  // of units
     if (ahead.unit >= end) {
       return false;
@@ -203,32 +188,19 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   }
   start_next<kRelayed, 0>(a.relay);
 
-  float total[4] = {};
   float4* to = reinterpret_cast<float4*>(part) + threadIdx.x;
 #pragma unroll 1
-  for (Turn<kParts, kSplit> at(warp); at.unit < all; at.next()) {
+  for (Turn<kParts> at(warp); at.unit < all; at.next()) {
     const Unit unit = unit_of(r, a.w, at.unit);
     float f[4] = {};
     add_part<F>(f, ring.wait(), inputs, *unit.entry, at.part);
     ring.release();
     fetch(all);
-    if constexpr (kSplit) {
-      *to = make_float4(f[0], f[1], f[2], f[3]);
-      to += kEnterWarps * 32;
-    } else {
-#pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        total[i] = at.part == 0 ? f[i] : total[i] + f[i];
-      }
-      if (at.part + 1 == kParts) {
-        finish_unit<kRelayed>(a, scales, unit, total);
-      }
-    }
+    *to = make_float4(f[0], f[1], f[2], f[3]);
+    to += kEnterWarps * 32;
   }
-  if constexpr (kSplit) {
-    __syncthreads();
-    finish_split_units<kParts, kRelayed>(a, r, part, scales, all);
-  }
+  __syncthreads();
+  finish_units<kParts, kRelayed>(a, r, part, scales, all);
   end_relay<kRelayed>();
   if (blockIdx.x == gridDim.x - 1) {
     note_experts(a, r);
@@ -240,11 +212,10 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
 // expert, which every row has, is cut along its inputs, a tile to a warp. So with one row the eight warps
 // have the same work, and no more registers than leave room for gate_up on the same multiprocessor: the
 // weights are on their way while it is at work.
-// More rows have more entries than eight warps can keep the memory busy with.
 constexpr uint32_t kLeaveWarps = kTopK;
-constexpr uint32_t kManyLeaveWarps = 2 * kLeaveWarps;
+// More rows than these kernels get: it stays until they can run on a device without it.
 __host__ __device__ inline uint32_t leave_warps(uint32_t rows) {
-  return rows <= kGroupRows ? kLeaveWarps : kManyLeaveWarps;
+  return rows <= kGroupRows ? kLeaveWarps : 2 * kLeaveWarps;
 }
 constexpr uint32_t kMostLeaveStages = kMostStages - 1;  // the last barrier of a warp is for its shared tile
 
@@ -382,12 +353,12 @@ __device__ __forceinline__ void finish_rows(const ExpertArgs& a, const Routing& 
   }
 }
 
-template <class F, uint32_t kInputTiles, uint32_t kWarps, bool kRelayed>
-__global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) down_kernel(ExpertArgs a) {
+template <class F, uint32_t kInputTiles, bool kRelayed>
+__global__ void __launch_bounds__(kLeaveWarps * 32, 2) down_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
   constexpr uint32_t kBytes = kInputTiles * F::kTileBytes;
   constexpr uint32_t kStage = (kBytes + 127) / 128 * 128;
-  static_assert(kInputTiles <= kWarps);
+  static_assert(kInputTiles <= kLeaveWarps);
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
   const LeaveLayout l = leave_layout(a.w, a.stages, a.rows);
@@ -409,7 +380,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) do
   const auto fetch = [&] {
     if (ahead < r.count) {
       ring.fetch(own + r.entries[ahead].expert * a.w.matrix_bytes, lane);
-      ahead += kWarps;
+      ahead += kLeaveWarps;
     }
   };
 #pragma unroll 1
@@ -452,7 +423,7 @@ __global__ void __launch_bounds__(kWarps * 32, kWarps <= kLeaveWarps ? 2 : 1) do
     ring.release();
     fetch();
     put_outputs(y, r.entries[at], kTopK, true, 0, f);
-    at += kWarps;
+    at += kLeaveWarps;
     if (at < r.count) {
       load_uses<kInputTiles, kRelayed>(x, a, r, at, columns, [] { return false; });
     }
@@ -475,77 +446,70 @@ int launch(Kernel kernel, uint32_t threads, const ExpertArgs& args, Stream queue
   return launch_dependent(kernel, config, args);
 }
 
-template <class F, uint32_t kInputTiles>
-Kernel gate_up_of(uint32_t rows, bool relayed) {
-  static_assert(kRelayedRows <= kSplitRows);
-  if (relayed) {
-    return gate_up_kernel<F, kInputTiles, true, true>;
+template <class F>
+Kernel gate_up_of(uint32_t k_tiles, bool relayed) {
+  if (k_tiles == 4) {
+    return relayed ? gate_up_kernel<F, 4, true> : gate_up_kernel<F, 4, false>;
   }
-  return splits_units(rows) ? gate_up_kernel<F, kInputTiles, true, false>
-                            : gate_up_kernel<F, kInputTiles, false, false>;
+  return relayed ? gate_up_kernel<F, 32, true> : gate_up_kernel<F, 32, false>;
 }
 template <class F>
-Kernel gate_up_of(uint32_t k_tiles, uint32_t rows, bool relayed) {
-  return k_tiles == 4 ? gate_up_of<F, 4>(rows, relayed) : gate_up_of<F, 32>(rows, relayed);
-}
-template <class F, uint32_t kInputTiles>
-Kernel down_of(uint32_t rows, bool relayed) {
-  if (relayed) {
-    return down_kernel<F, kInputTiles, kLeaveWarps, true>;
+Kernel down_of(uint32_t k_tiles, bool relayed) {
+  if (k_tiles == 1) {
+    return relayed ? down_kernel<F, 1, true> : down_kernel<F, 1, false>;
   }
-  return leave_warps(rows) == kLeaveWarps ? down_kernel<F, kInputTiles, kLeaveWarps, false>
-                                          : down_kernel<F, kInputTiles, kManyLeaveWarps, false>;
-}
-template <class F>
-Kernel down_of(uint32_t k_tiles, uint32_t rows, bool relayed) {
-  return k_tiles == 1 ? down_of<F, 1>(rows, relayed) : down_of<F, 8>(rows, relayed);
+  return relayed ? down_kernel<F, 8, true> : down_kernel<F, 8, false>;
 }
 
 template <class F>
 int prepare(uint32_t bytes) {
-  int e = 0;
-  const auto prepare = [&](Kernel kernel) { e = e != 0 ? e : prepare_kernel(kernel, bytes); };
-  for (const uint32_t rows : {1u, kSmallRows}) {
-    for (const bool relayed : {false, true}) {
-      prepare(gate_up_of<F, 4>(rows, relayed));
-      prepare(gate_up_of<F, 32>(rows, relayed));
-      prepare(down_of<F, 1>(rows, relayed));
-      prepare(down_of<F, 8>(rows, relayed));
+  for (const bool relayed : {false, true}) {
+    for (const Kernel kernel : {gate_up_of<F>(4, relayed), gate_up_of<F>(32, relayed), down_of<F>(1, relayed),
+                                down_of<F>(8, relayed)}) {
+      if (const int e = prepare_kernel(kernel, bytes); e != 0) {
+        return e;
+      }
     }
   }
-  return e;
+  return 0;
 }
 
 bool takes(const ExpertArgs& args) {
   const bool relayed = args.relay.on != 0;
   return args.rows > 0 && args.rows <= (relayed ? kRelayedRows : kSmallRows) &&
-         (!relayed || args.w.wide == 0) && args.dims.experts <= kMostExperts;
+         (!relayed || args.w.wide == 0) && args.dims.experts <= kMostExperts &&
+         (args.w.row_blocks & (args.w.row_blocks - 1)) == 0;
 }
 
 }  // namespace
 
 uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks) {
-  return enter_layout(w, stages, rows, blocks).total;
+  return rows > kFewRows ? gate_up_many_shared_bytes(w, stages) : enter_layout(w, stages, rows, blocks).total;
 }
 
 uint32_t down_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
-  return leave_layout(w, stages, rows).total;
+  return rows > kFewRows ? down_many_shared_bytes(w, stages) : leave_layout(w, stages, rows).total;
 }
 
 int prepare_experts(uint32_t bytes) {
   int e = prepare<Format<1, false>>(bytes);
   e = e != 0 ? e : prepare<Format<1, true>>(bytes);
   e = e != 0 ? e : prepare<Format<2, false>>(bytes);
-  return e != 0 ? e : prepare<Format<2, true>>(bytes);
+  e = e != 0 ? e : prepare<Format<2, true>>(bytes);
+  return e != 0 ? e : prepare_experts_many(bytes);
 }
 
 int launch_gate_up(const ExpertArgs& args, Stream queue) {
+  static_assert(kRelayedRows <= kFewRows);
   const uint32_t k = args.w.k_tiles;
-  if (!takes(args) || (k != 4 && k != 32) || (args.w.row_blocks & (args.w.row_blocks - 1)) != 0) {
+  if (!takes(args) || (k != 4 && k != 32)) {
     return cudaErrorInvalidValue;
   }
+  if (args.rows > kFewRows) {
+    return launch_gate_up_many(args, queue);
+  }
   return with_format(args.w, [&]<class F>() {
-    return launch(gate_up_of<F>(k, args.rows, args.relay.on != 0), kEnterWarps * 32, args, queue);
+    return launch(gate_up_of<F>(k, args.relay.on != 0), kEnterWarps * 32, args, queue);
   });
 }
 
@@ -554,8 +518,11 @@ int launch_down(const ExpertArgs& args, Stream queue) {
   if (!takes(args) || (k != 1 && k != 8)) {
     return cudaErrorInvalidValue;
   }
+  if (args.rows > kFewRows) {
+    return launch_down_many(args, queue);
+  }
   return with_format(args.w, [&]<class F>() {
-    return launch(down_of<F>(k, args.rows, args.relay.on != 0), leave_warps(args.rows) * 32, args, queue);
+    return launch(down_of<F>(k, args.relay.on != 0), kLeaveWarps * 32, args, queue);
   });
 }
 

@@ -127,6 +127,13 @@ __device__ __forceinline__ void put_outputs(float* y, const Entry& entry, uint32
   }
 }
 
+// Notes which experts the rows chose. All threads of one block call.
+__device__ __forceinline__ void note_experts(const ExpertArgs& a, const Routing& r) {
+  for (uint32_t i = r.shared + threadIdx.x; i < r.count; i += blockDim.x) {
+    atomicOr(a.experts_used + r.entries[i].expert / 32, 1u << (r.entries[i].expert % 32));
+  }
+}
+
 // What a thread adds to the stream: a row's experts in ascending order, then the shared one.
 template <uint32_t kInputTiles>
 __device__ __forceinline__ float sum_of_row(const Routing& r, const float* y, const float* shared_y,

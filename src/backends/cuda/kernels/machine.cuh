@@ -116,6 +116,35 @@ __device__ __forceinline__ void copy_pieces(uint8_t* to, const uint8_t* from, ui
                : "memory");
 #endif
 }
+// One warp: `rows` blocks of `bytes` bytes to places `stride` bytes apart; lane i < rows says where the i-th
+// comes from.
+__device__ __forceinline__ void copy_rows(uint8_t* to, uint32_t stride, const uint8_t* from, uint32_t rows,
+                                          uint32_t bytes, uint64_t* barrier, uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  if (lane == 0) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+                 "r"(rows * bytes)
+                 : "memory");
+  }
+  __syncwarp();
+  if (lane < rows) {
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+            shared_address(to + lane * stride)),
+        "l"(from), "r"(bytes), "r"(shared_address(barrier))
+        : "memory");
+  }
+#else
+  for (uint32_t row = 0; row < rows; ++row) {
+    const uint64_t of = __shfl_sync(kAll, reinterpret_cast<uint64_t>(from), row);
+    for (uint32_t at = lane * 16; at < bytes; at += 512) {
+      copy_async(to + row * stride + at, reinterpret_cast<const uint8_t*>(of) + at);
+    }
+  }
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+#endif
+}
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n"
@@ -225,6 +254,16 @@ __device__ __forceinline__ void write(T* to, T value) {
     hand_on(to, value);
   } else {
     *to = value;
+  }
+}
+
+// A barrier of one team of a block's warps, kThreads threads; the team's number is known only at run time.
+template <uint32_t kThreads>
+__device__ __forceinline__ void sync_team(uint32_t team) {
+  if constexpr (kThreads == 32) {
+    __syncwarp();
+  } else {
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kThreads) : "memory");
   }
 }
 

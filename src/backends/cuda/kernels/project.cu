@@ -1,10 +1,11 @@
-// Dense projections of few rows: y = w x, with the norm of the input as a factor, or added to the stream.
+// Dense projections of few rows (project_many.cu has more than kFewRows): y = w x, with the norm of the
+// input as a factor, or added to the stream.
 //
 // A block has 16 warps. They share the inputs: warp s reads the same kTiles tiles of each of the block's
 // units of 16 outputs, so that it holds its inputs in registers, and the partial sums are added in the order
 // of the warps. Where the inputs are too few for 16 warps, groups of warps take turns over the units. The
 // weights of the first units are fetched before the kernel waits for the one before it.
-#include "backends/cuda/kernels/tiles.cuh"
+#include "backends/cuda/kernels/project_many.cuh"
 
 namespace lily::cuda {
 namespace {
@@ -524,18 +525,16 @@ int launch(const ProjectArgs& args, Stream queue) {
 
 // Calls f.template operator()<Product>() for this product, or returns an error where there is none.
 template <class Call>
-int with_product(const PackedMatrix& w, bool heads, uint32_t rows, bool relayed, Call&& call) {
+int with_product(const PackedMatrix& w, bool heads, bool relayed, Call&& call) {
   return with_format(w, [&]<class F>() -> int {
     const auto of = [&]<uint32_t kInputTiles, bool kHeads>() -> int {
-      if constexpr (!F::kWide) {  // wide tiles are rare: one kernel for any number of rows will do
+      if constexpr (!F::kWide) {
         if (relayed) {
           return call.template operator()<Product<F, kInputTiles, 1, kHeads, true>>();
         }
-        if (rows <= kGroupRows) {
-          return call.template operator()<Product<F, kInputTiles, 1, kHeads>>();
-        }
       }
-      return call.template operator()<Product<F, kInputTiles, 4, kHeads>>();
+      // Wide tiles are rare: one kernel for any number of rows will do.
+      return call.template operator()<Product<F, kInputTiles, F::kWide ? 4 : 1, kHeads>>();
     };
     switch (w.k_tiles + (heads ? 1000 : 0)) {
       case 4:
@@ -556,30 +555,43 @@ int with_product(const PackedMatrix& w, bool heads, uint32_t rows, bool relayed,
 
 }  // namespace
 
+uint32_t project_rows_of_block(const PackedMatrix& w, uint32_t rows) {
+  if (!projects_many(w, rows)) {
+    return rows;
+  }
+  if (rows <= kGroupRows) {
+    return kGroupRows;
+  }
+  if (w.row_blocks <= kFewBlocks && w.k_tiles <= 32 && w.k_tiles != 16) {
+    return kGroupRows;
+  }
+  // The inputs of a warp fit into registers.
+  return rows <= 2 * kGroupRows || w.k_tiles > 32 ? 2 * kGroupRows : 4 * kGroupRows;
+}
+
 uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks) {
-  return layout_of(w, stages, rows, blocks).total;
+  return projects_many(w, rows) ? project_many_shared_bytes(w, stages, rows, blocks)
+                                : layout_of(w, stages, rows, blocks).total;
 }
 
 int prepare_project(uint32_t bytes) {
   PackedMatrix w{};
   for (w.planes = 1; w.planes <= 2; ++w.planes) {
     for (w.wide = 0; w.wide <= 1; ++w.wide) {
-      for (const uint32_t rows : {kGroupRows, kSmallRows}) {
-        for (const uint32_t form : {4u, 32u, 64u, 1016u, 1064u}) {
-          w.k_tiles = form % 1000;
-          for (const bool relayed : {false, true}) {
-            const int e = with_product(w, form > 1000, rows, relayed, [&]<class P>() -> int {
-              return prepare_kernel(project_kernel<P>, bytes);
-            });
-            if (e != cudaSuccess) {
-              return e;
-            }
+      for (const uint32_t form : {4u, 32u, 64u, 1016u, 1064u}) {
+        w.k_tiles = form % 1000;
+        for (const bool relayed : {false, true}) {
+          const int e = with_product(w, form > 1000, relayed, [&]<class P>() -> int {
+            return prepare_kernel(project_kernel<P>, bytes);
+          });
+          if (e != cudaSuccess) {
+            return e;
           }
         }
       }
     }
   }
-  return 0;
+  return prepare_project_many(bytes);
 }
 
 int launch_project(const ProjectArgs& args, Stream queue) {
@@ -587,7 +599,10 @@ int launch_project(const ProjectArgs& args, Stream queue) {
   if (args.rows == 0 || args.rows > (relayed ? kRelayedRows : kSmallRows) || (relayed && args.w.wide != 0)) {
     return cudaErrorInvalidValue;
   }
-  return with_product(args.w, args.scaling == Scaling::head, args.rows, relayed,
+  if (projects_many(args.w, args.rows)) {
+    return launch_project_many(args, queue);
+  }
+  return with_product(args.w, args.scaling == Scaling::head, relayed,
                       [&]<class P>() { return launch<P>(args, queue); });
 }
 

@@ -232,6 +232,11 @@ __device__ __forceinline__ uint32_t published_word(uint32_t rows, uint32_t index
   return index < head ? index : index - head < entries ? kHead + index - head : ~0u;
 }
 
+__device__ __forceinline__ float published_weight(const Published& from, uint32_t row, uint32_t slot) {
+  static_assert(offsetof(Routing, weights) == 8);
+  return __uint_as_float(load_l2(from.words + 2 + row * kUses + slot));
+}
+
 // All threads of one block of gate_up: the routing to memory, then the mark that it is there.
 __device__ __forceinline__ void publish_routing(const Routing& r, const Published& to, uint32_t rows) {
   for (uint32_t i = threadIdx.x; published_word(rows, i) != ~0u; i += blockDim.x) {
