@@ -32,13 +32,7 @@ uint32_t tokenizer_size(const std::filesystem::path& folder, Inspection& found) 
   if (tokenizer) {
     return (*tokenizer)->size();
   }
-  const Error& fault = tokenizer.error();
-  if (fault.details.empty()) {
-    found.faults.push_back(fault.message);
-  }
-  for (const std::string& detail : fault.details) {
-    found.faults.push_back(fmt::format("{}: {}", fault.message, detail));
-  }
+  add_faults(tokenizer.error(), found.faults);
   return 0;
 }
 

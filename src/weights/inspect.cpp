@@ -9,15 +9,6 @@
 namespace lily {
 namespace {
 
-void add_faults(const Error& error, std::vector<std::string>& faults) {
-  if (error.details.empty()) {
-    faults.push_back(error.message);
-  }
-  for (const std::string& detail : error.details) {
-    faults.push_back(fmt::format("{}: {}", error.message.substr(0, error.message.rfind(':')), detail));
-  }
-}
-
 // How a quantised module is stored, from its tensors alone: the number of bits follows from their sizes only
 // together with the group, which the configuration has.
 std::string module_format(const StoredTensor& codes, const StoredTensor& scales,
@@ -87,6 +78,15 @@ void inspect_tensors(const Container& container, const std::optional<ModelConfig
 }
 
 }  // namespace
+
+void add_faults(const Error& error, std::vector<std::string>& faults) {
+  if (error.details.empty()) {
+    faults.push_back(error.message);
+  }
+  for (const std::string& detail : error.details) {
+    faults.push_back(fmt::format("{}: {}", error.message.substr(0, error.message.rfind(':')), detail));
+  }
+}
 
 std::string_view to_string(Layout layout) {
   switch (layout) {

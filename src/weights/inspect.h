@@ -41,6 +41,9 @@ struct Inspection {
   std::vector<std::string> faults;  // of config.json, generation_config.json, files and tensors
 };
 
+// Adds an error to a list of faults: each of its details behind what they are faults of.
+void add_faults(const Error& error, std::vector<std::string>& faults);
+
 // Fails only where `folder` is not a folder or an option is outside its limits.
 Result<Inspection> inspect_checkpoint(const std::filesystem::path& folder, const PlanOptions& options);
 

@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "backends/cuda/dims.h"
 #include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/pack.h"
 #include "base/dtype.h"
@@ -266,15 +267,9 @@ inline std::vector<float> product(const std::vector<float>& w, const std::vector
 }
 
 inline Dims dims_of(const Shape& shape) {
-  return {.hidden = shape.hidden,
-          .layers = 4,
-          .vocab = shape.vocab,
-          .q_heads = shape.q_heads,
-          .kv_heads = shape.kv_heads,
-          .k_heads = shape.k_heads,
-          .v_heads = shape.v_heads,
-          .experts = shape.experts,
-          .ffn = shape.expert_ffn};
+  Dims dims = cuda::dims_of(shape);
+  dims.layers = 4;
+  return dims;
 }
 
 }  // namespace lily::cuda::test

@@ -19,14 +19,18 @@
 namespace lily::cpu {
 namespace {
 
+#if defined(__x86_64__)
+// What the processor says of itself; zeros where it has no such leaf.
+struct Cpuid {
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  explicit Cpuid(unsigned leaf, unsigned subleaf = 0) { __get_cpuid_count(leaf, subleaf, &a, &b, &c, &d); }
+};
+#endif
+
 bool has_avx2() {
 #if defined(__x86_64__)
   // Clang 14 has no name for f16c in __builtin_cpu_supports.
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  const bool f16c = __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
+  const bool f16c = (Cpuid(1).c & bit_F16C) != 0;
   return f16c && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
 #else
   return false;
@@ -36,11 +40,7 @@ bool has_avx2() {
 // GCC 12 has no name for it in __builtin_cpu_supports.
 bool has_avxvnni() {
 #if defined(__x86_64__)
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) != 0 && (a & (1U << 4)) != 0;
+  return has_avx2() && (Cpuid(7, 1).a & (1U << 4)) != 0;
 #else
   return false;
 #endif
@@ -70,12 +70,7 @@ bool has_amx() {
     constexpr unsigned kTilesAndInt8 = 3U << 24;
     constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
     constexpr int kTileData = 18;
-    unsigned a = 0;
-    unsigned b = 0;
-    unsigned c = 0;
-    unsigned d = 0;
-    return has_avx512vnni() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 &&
-           (d & kTilesAndInt8) == kTilesAndInt8 &&
+    return has_avx512vnni() && (Cpuid(7).d & kTilesAndInt8) == kTilesAndInt8 &&
            ::syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
   return has;
@@ -86,11 +81,7 @@ bool has_amx() {
 
 bool has_amx_bf16() {
 #if defined(__x86_64__)
-  unsigned a = 0;
-  unsigned b = 0;
-  unsigned c = 0;
-  unsigned d = 0;
-  return has_amx() && __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (d & (1U << 22)) != 0;
+  return has_amx() && (Cpuid(7).d & (1U << 22)) != 0;
 #else
   return false;
 #endif

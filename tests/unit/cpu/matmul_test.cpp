@@ -330,29 +330,41 @@ TEST_P(Matmul, WhatIsNotFiniteStaysSo) {
   }
 }
 
+struct Shared {
+  uint32_t rows;
+  uint32_t step;   // every so many rows is looked at
+  uint32_t split;  // outputs of a call
+};
+
+// A row has the bits that it has among `shared.rows` also beside a few others, its outputs in several calls.
+void expect_rows_alone(const Kernels& kernels, const PackedMatrix& m, const Shared& shared) {
+  const Inputs inputs = make_inputs(kernels, m, shared.rows);
+  std::vector<float> together(size_t{shared.rows} * m.rows);
+  kernels.matmul(args_of(m, inputs, shared.rows, together.data()));
+  for (uint32_t row = 0; row < shared.rows; row += shared.step) {
+    const uint32_t count = std::min(1 + row % 12, shared.rows - row);
+    const auto from = inputs.plain.begin() + size_t{row} * m.cols;
+    const Inputs beside = make_inputs(kernels, m, {from, from + size_t{count} * m.cols});
+    std::vector<float> some(size_t{count} * m.rows);
+    for (uint32_t begin = 0; begin < m.rows; begin += shared.split) {
+      MatmulArgs args = args_of(m, beside, count, some.data());
+      args.begin = begin;
+      args.end = std::min(begin + shared.split, m.rows);
+      kernels.matmul(args);
+    }
+    ASSERT_EQ(0,
+              std::memcmp(some.data(), together.data() + size_t{row} * m.rows, some.size() * sizeof(float)))
+        << row;
+  }
+}
+
 // The promise on which "whoever shares the batch" rests, as equality of bits.
 TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
   for (const auto& [bits, digits] : {std::pair{4U, 1U}, {4U, 2U}, {8U, 1U}, {8U, 2U}}) {
     const Matrix m(53, 2048, bits, 64, DType::bf16);
     const Packed packed(m.view(), digits);
-    constexpr uint32_t kRows = 101;
-    const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
-    std::vector<float> together(size_t{kRows} * 53);
-    kernels().matmul(args_of(packed.view(), inputs, kRows, together.data()));
-    for (uint32_t row = 0; row < kRows; ++row) {
-      const uint32_t count = std::min(1 + row % 12, kRows - row);  // beside others
-      const auto from = inputs.plain.begin() + size_t{row} * 2048;
-      const Inputs beside = make_inputs(kernels(), packed.view(), {from, from + size_t{count} * 2048});
-      std::vector<float> some(size_t{count} * 53);
-      for (uint32_t begin = 0; begin < 53; begin += 32) {
-        MatmulArgs args = args_of(packed.view(), beside, count, some.data());
-        args.begin = begin;
-        args.end = std::min(begin + 32, 53U);
-        kernels().matmul(args);
-      }
-      ASSERT_EQ(0, std::memcmp(some.data(), together.data() + size_t{row} * 53, some.size() * sizeof(float)))
-          << row;
-    }
+    ASSERT_NO_FATAL_FAILURE(
+        expect_rows_alone(kernels(), packed.view(), {.rows = 101, .step = 1, .split = 32}));
   }
 }
 
@@ -415,24 +427,7 @@ TEST_P(Matmul, OfHalvesARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
   }
   const Matrix m(53, 2048, 4, 64, DType::bf16);
   const Packed packed(m.view(), kHalves);
-  constexpr uint32_t kRows = 51;
-  const Inputs inputs = make_inputs(kernels(), packed.view(), kRows);
-  std::vector<float> together(size_t{kRows} * 53);
-  kernels().matmul(args_of(packed.view(), inputs, kRows, together.data()));
-  for (uint32_t row = 0; row < kRows; row += 5) {
-    const uint32_t count = std::min(1 + row % 12, kRows - row);  // beside others
-    const auto from = inputs.plain.begin() + size_t{row} * 2048;
-    const Inputs beside = make_inputs(kernels(), packed.view(), {from, from + size_t{count} * 2048});
-    std::vector<float> some(size_t{count} * 53);
-    for (uint32_t begin = 0; begin < 53; begin += 16) {
-      MatmulArgs args = args_of(packed.view(), beside, count, some.data());
-      args.begin = begin;
-      args.end = std::min(begin + 16, 53U);
-      kernels().matmul(args);
-    }
-    ASSERT_EQ(0, std::memcmp(some.data(), together.data() + size_t{row} * 53, some.size() * sizeof(float)))
-        << row;
-  }
+  ASSERT_NO_FATAL_FAILURE(expect_rows_alone(kernels(), packed.view(), {.rows = 51, .step = 5, .split = 16}));
 }
 
 // Whatever the number of rows, each is in one panel, the panels follow one another, and none is larger than

@@ -4,7 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <functional>
+#include <future>
 #include <mutex>
+#include <thread>
 
 #include "engine/engine.h"
 #include "tests/support/fake_backend.h"
@@ -130,6 +133,25 @@ class EngineTest : public testing::Test {
   std::unique_ptr<Job> submit(GenerationRequest asked, Collector& collector) {
     auto job = engine->submit(std::move(asked), collector.sink());
     EXPECT_TRUE(job) << (job ? "" : job.error().text());
+    return job ? *std::move(job) : nullptr;
+  }
+
+  // The same; once `read` tokens of the prompt are read the owner cancels it, from a thread of its own, and
+  // `first` is called just before.
+  std::unique_ptr<Job> submit_and_leave(
+      GenerationRequest asked, Collector& collector, uint32_t read, std::function<void()> first = [] {}) {
+    std::promise<Job*> made;
+    auto job = engine->submit(std::move(asked), [own = made.get_future().share(), sink = collector.sink(),
+                                                 read, first](Event event) {
+      const auto* progress = std::get_if<PromptProgress>(&event);
+      const bool leaves = progress != nullptr && progress->done == read;
+      sink(std::move(event));
+      if (!leaves) return;
+      first();
+      std::thread([&] { own.get()->cancel(); }).join();
+    });
+    EXPECT_TRUE(job) << (job ? "" : job.error().text());
+    made.set_value(job ? job->get() : nullptr);
     return job ? *std::move(job) : nullptr;
   }
 

@@ -660,17 +660,8 @@ TEST_F(DiskTest, WhatFailsWhileACopyIsKeptFailsNoRequest) {
   ASSERT_TRUE(other.wait_for<Delta>());
   GenerationRequest asked = request(1, 6);
   asked.prompt = numbers(1600);
-  std::promise<Job*> made;
-  auto job = engine->submit(asked, [&, own = made.get_future().share(), sink = events.sink()](Event event) {
-    const auto* progress = std::get_if<PromptProgress>(&event);
-    const bool last = progress != nullptr && progress->done == 1600 - 16;
-    sink(std::move(event));
-    if (!last) return;
-    fails = true;
-    std::thread([&] { own.get()->cancel(); }).join();
-  });
+  const auto job = submit_and_leave(asked, events, 1600 - 16, [&] { fails = true; });
   ASSERT_TRUE(job);
-  made.set_value(job->get());
   ASSERT_TRUE(events.wait_for<PromptProgress>(99));
   ASSERT_TRUE(other.wait_for<Delta>(other.all<Delta>().size() + 5));
   EXPECT_EQ(engine->metrics().jobs_failed, 0U);

@@ -196,15 +196,8 @@ TEST_F(KeeperTest, AClientThatLeavesWithTheEndOfItsPromptFindsTheBeginning) {
   ASSERT_TRUE(other.wait_for<Delta>());
   GenerationRequest asked = request(1, 6);
   asked.prompt = numbers(1600);
-  std::promise<Job*> made;
-  auto job = engine->submit(asked, [&, own = made.get_future().share(), sink = events.sink()](Event event) {
-    const auto* progress = std::get_if<PromptProgress>(&event);
-    const bool last = progress != nullptr && progress->done == 1600 - 16;
-    sink(std::move(event));
-    if (last) std::thread([&] { own.get()->cancel(); }).join();
-  });
+  const auto job = submit_and_leave(asked, events, 1600 - 16);
   ASSERT_TRUE(job);
-  made.set_value(job->get());
   ASSERT_TRUE(events.wait_for<PromptProgress>(99));
   const Asked again = ask(asked.prompt, 6);
   EXPECT_GT(again.usage.cached_tokens, 1000U);

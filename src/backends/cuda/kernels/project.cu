@@ -536,20 +536,7 @@ int with_product(const PackedMatrix& w, bool heads, bool relayed, Call&& call) {
       // Wide tiles are rare: one kernel for any number of rows will do.
       return call.template operator()<Product<F, kInputTiles, F::kWide ? 4 : 1, kHeads>>();
     };
-    switch (w.k_tiles + (heads ? 1000 : 0)) {
-      case 4:
-        return of.template operator()<4, false>();
-      case 32:
-        return of.template operator()<32, false>();
-      case 64:
-        return of.template operator()<64, false>();
-      case 1016:
-        return of.template operator()<16, true>();
-      case 1064:
-        return of.template operator()<64, true>();
-      default:
-        return cudaErrorInvalidValue;
-    }
+    return with_inputs(w.k_tiles, heads, of);
   });
 }
 
@@ -578,10 +565,10 @@ int prepare_project(uint32_t bytes) {
   PackedMatrix w{};
   for (w.planes = 1; w.planes <= 2; ++w.planes) {
     for (w.wide = 0; w.wide <= 1; ++w.wide) {
-      for (const uint32_t form : {4u, 32u, 64u, 1016u, 1064u}) {
-        w.k_tiles = form % 1000;
+      for (const InputForm form : kInputForms) {
+        w.k_tiles = form.k_tiles;
         for (const bool relayed : {false, true}) {
-          const int e = with_product(w, form > 1000, relayed, [&]<class P>() -> int {
+          const int e = with_product(w, form.heads, relayed, [&]<class P>() -> int {
             return prepare_kernel(project_kernel<P>, bytes);
           });
           if (e != cudaSuccess) {

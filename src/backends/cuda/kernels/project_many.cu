@@ -438,20 +438,7 @@ int with_product(const PackedMatrix& w, bool heads, uint32_t rows, Call&& call) 
       }
       return call.template operator()<Product<F, kInputTiles, 2, kHeads>>();
     };
-    switch (w.k_tiles + (heads ? 1000 : 0)) {
-      case 4:
-        return of.template operator()<4, false>();
-      case 32:
-        return of.template operator()<32, false>();
-      case 64:
-        return of.template operator()<64, false>();
-      case 1016:
-        return of.template operator()<16, true>();
-      case 1064:
-        return of.template operator()<64, true>();
-      default:
-        return cudaErrorInvalidValue;
-    }
+    return with_inputs(w.k_tiles, heads, of);
   };
   return w.planes == 1 ? with.template operator()<Format<1, false>>()
                        : with.template operator()<Format<2, false>>();
@@ -475,11 +462,11 @@ uint32_t project_many_shared_bytes(const PackedMatrix& w, uint32_t stages, uint3
 int prepare_project_many(uint32_t bytes) {
   PackedMatrix w{};
   for (w.planes = 1; w.planes <= 2; ++w.planes) {
-    for (const uint32_t form : {4u, 32u, 64u, 1016u, 1064u}) {
+    for (const InputForm form : kInputForms) {
       for (w.row_blocks = kFewBlocks; w.row_blocks <= kFewBlocks + 1; ++w.row_blocks) {
         for (const uint32_t rows : {kGroupRows, 2 * kGroupRows, kSmallRows}) {
-          w.k_tiles = form % 1000;
-          const int e = with_product(w, form > 1000, rows, [&]<class P>() -> int {
+          w.k_tiles = form.k_tiles;
+          const int e = with_product(w, form.heads, rows, [&]<class P>() -> int {
             return prepare_kernel(project_many_kernel<P>, bytes);
           });
           if (e != cudaSuccess) {
