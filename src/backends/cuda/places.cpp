@@ -32,15 +32,8 @@ class Chain {
       : counts_(counts), before_(before), blocks_(blocks) {}
   Relay next(uint32_t blocks) {
     auto* const own = reinterpret_cast<uint32_t*>(std::exchange(counts_, counts_ + kCountBytes));
-    return {.on = 1,
-            .before = std::exchange(before_, own),
-            .blocks = std::exchange(blocks_, blocks),
-            .own = own,
-            .options = kAnnounceFirst,
-            .hold = nullptr,
-            .hold_blocks = 0,
-            .ahead = nullptr,
-            .ahead_bytes = 0};
+    return {
+        .on = 1, .before = std::exchange(before_, own), .blocks = std::exchange(blocks_, blocks), .own = own};
   }
 
  private:

@@ -86,13 +86,6 @@ __device__ __forceinline__ void announce_results(const Relay& relay) {
     }
   }
 }
-// The same before results are written (kAnnounceFirst) or after (0): what the options say.
-template <bool kRelayed, uint32_t kWhen>
-__device__ __forceinline__ void announce_results(const Relay& relay) {
-  if ((relay.options & kAnnounceFirst) == kWhen) {
-    announce_results<kRelayed>(relay);
-  }
-}
 // All threads of a block call: everything that the kernel before wrote is there, of any kind.
 __device__ __forceinline__ void wait_for_blocks(const Relay& relay) {
   if (threadIdx.x == 0) {

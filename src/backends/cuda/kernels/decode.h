@@ -35,16 +35,7 @@ struct Relay {
   const uint32_t* before;
   uint32_t blocks;
   uint32_t* own;
-  uint32_t options;
-  // Tried and of no use, so null; in the kernels until these can run on a device without them: a count for
-  // which a product waits before it asks for its weights, and memory that it asks into the level-2 cache.
-  const uint32_t* hold;
-  uint32_t hold_blocks;
-  const uint8_t* ahead;
-  uint64_t ahead_bytes;
 };
-inline constexpr uint32_t kStartNextFirst = 1;  // gate_up lets down begin at once: of no use either
-inline constexpr uint32_t kAnnounceFirst = 2;   // products count before they write their results
 
 // The residual stream and the feed made of it for the next product.
 struct StreamArgs {

@@ -129,15 +129,6 @@ __device__ __forceinline__ void route_and_bring(const ExpertArgs& a, Routing& r,
   }
 }
 
-// At the beginning of a relayed kernel (kStartNextFirst) or once its weights are on their way (0): what the
-// options say.
-template <bool kRelayed, uint32_t kWhen>
-__device__ __forceinline__ void start_next(const Relay& relay) {
-  if (kRelayed ? (relay.options & kStartNextFirst) == kWhen : kWhen == 0) {
-    start_successors();
-  }
-}
-
 template <class F, uint32_t kInputTiles, bool kRelayed>
 __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs a) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -152,7 +143,6 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   float* const part = reinterpret_cast<float*>(shared + l.part);
   Ring<kStage> ring{shared + warp * a.stages * kStage,
                     reinterpret_cast<uint64_t*>(shared + l.barriers) + warp * kMostStages, a.stages};
-  start_next<kRelayed, kStartNextFirst>(a.relay);
   ring.prepare(lane);
   prepare_routing(r, a.dims.experts, a.rows);
   __syncthreads();
@@ -186,7 +176,7 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
   if (blockIdx.x == 0) {
     publish_routing(r, a.routing, a.rows);
   }
-  start_next<kRelayed, 0>(a.relay);
+  start_successors();
 
   float4* to = reinterpret_cast<float4*>(part) + threadIdx.x;
 #pragma unroll 1
@@ -213,10 +203,6 @@ __global__ void __launch_bounds__(kEnterWarps * 32, 2) gate_up_kernel(ExpertArgs
 // have the same work, and no more registers than leave room for gate_up on the same multiprocessor: the
 // weights are on their way while it is at work.
 constexpr uint32_t kLeaveWarps = kTopK;
-// More rows than these kernels get: it stays until they can run on a device without it.
-__host__ __device__ inline uint32_t leave_warps(uint32_t rows) {
-  return rows <= kGroupRows ? kLeaveWarps : 2 * kLeaveWarps;
-}
 constexpr uint32_t kMostLeaveStages = kMostStages - 1;  // the last barrier of a warp is for its shared tile
 
 // Bytes of a row of inputs of an expert, where a relayed kernel has them in shared memory.
@@ -228,14 +214,14 @@ struct LeaveLayout {
 __host__ __device__ inline LeaveLayout leave_layout(const PackedMatrix& w, uint32_t stages, uint32_t rows) {
   LeaveLayout l;
   const uint32_t stage = align128(w.k_tiles * w.tile_bytes);
-  l.shared_tiles = leave_warps(rows) * stages * stage;
+  l.shared_tiles = kLeaveWarps * stages * stage;
   l.barriers = l.shared_tiles + stage;
-  l.routing = l.barriers + ring_barrier_bytes(leave_warps(rows));
+  l.routing = l.barriers + ring_barrier_bytes(kLeaveWarps);
   l.y = l.routing + kReadRoutingBytes;
   l.shared_y = l.y + rows * kTopK * kTileRows * 4;
   l.columns = align128(l.shared_y + rows * w.k_tiles * kTileRows * 4);
-  l.total = l.columns +
-            (rows <= kRelayedRows && w.wide == 0 ? leave_warps(rows) * rows * use_stride(w.k_tiles) : 0);
+  l.total =
+      l.columns + (rows <= kRelayedRows && w.wide == 0 ? kLeaveWarps * rows * use_stride(w.k_tiles) : 0);
   return l;
 }
 
@@ -429,9 +415,8 @@ __global__ void __launch_bounds__(kLeaveWarps * 32, 2) down_kernel(ExpertArgs a)
     }
   }
   __syncthreads();
-  announce_results<kRelayed, kAnnounceFirst>(a.relay);
+  announce_results<kRelayed>(a.relay);
   finish_rows<kInputTiles, kRelayed>(a, r, y, shared_y, early);
-  announce_results<kRelayed, 0>(a.relay);
   end_relay<kRelayed>();
 }
 

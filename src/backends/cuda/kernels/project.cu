@@ -410,29 +410,6 @@ __device__ __forceinline__ void read_inputs(Inputs<P>& in, RowSquares<P::kInputs
   }
 }
 
-// See Relay: neither is used.
-template <bool kRelayed>
-__device__ __forceinline__ void hold_or_ask_ahead(const Relay& relay, uint32_t lane, uint32_t warp) {
-  if constexpr (!kRelayed) {
-    return;
-  }
-  if (relay.hold != nullptr) {
-    if (threadIdx.x == 0) {
-      while (peek(relay.hold) + 1 < relay.hold_blocks) {
-      }
-    }
-    __syncthreads();
-  }
-  if (relay.ahead != nullptr && lane == 0) {
-    const uint64_t parts = uint64_t{gridDim.x} * kWarps;
-    const uint64_t each = (relay.ahead_bytes + parts * 64 - 1) / (parts * 64) * 64;
-    const uint64_t from = (uint64_t{blockIdx.x} * kWarps + warp) * each;
-    if (from < relay.ahead_bytes) {
-      prefetch_l2(relay.ahead + from, min(each, relay.ahead_bytes - from));
-    }
-  }
-}
-
 template <class P>
 __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_kernel(Launch launch) {
   extern __shared__ __align__(128) uint8_t shared[];
@@ -458,7 +435,6 @@ __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_
       next += step;
     }
   };
-  hold_or_ask_ahead<P::kRelayed>(a.relay, lane, warp);
   // One stage at a time: what waits for the kernels before this one must not wait for weights as well.
 #pragma unroll 1
   for (uint32_t i = 0; i < a.stages; ++i) {
@@ -499,15 +475,12 @@ __global__ void __launch_bounds__(kWarps * 32, P::kGroups == 1 ? 2 : 1) project_
       to += P::kTeams * unit_floats;
     }
     __syncthreads();  // two buffers: this one is not written again before all have passed the next barrier
-    if (end >= a.w.row_blocks && (a.relay.options & kAnnounceFirst) != 0) {
+    if (end >= a.w.row_blocks) {
       announce_results<P::kRelayed>(a.relay);
     }
     const uint32_t count = min(at.units, (a.w.row_blocks - blockIdx.x + gridDim.x - 1) / gridDim.x - unit0);
     finish_units<P>(a, {part + buffer * unit_floats, unit0, count}, scales, early);
     buffer = at.units - buffer;
-  }
-  if ((a.relay.options & kAnnounceFirst) == 0) {
-    announce_results<P::kRelayed>(a.relay);
   }
   end_relay<P::kRelayed>();
 }
