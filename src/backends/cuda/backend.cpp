@@ -190,9 +190,6 @@ Result<void> CudaBackend::load(const ModelWeights& weights, const Plan& plan,
   for (PassRecord& record : impl.records) {
     LILY_TRY(record.start, Event::create());
     LILY_TRY(record.end, Event::create());
-    LILY_TRY(record.experts_used,
-             PinnedMemory::allocate(size_t{plan.shape.layers} * DeviceModel::kExpertWords * 4,
-                                    "page-locked memory"));
   }
   impl.runner.emplace(*impl.model, plan, impl.meter);
   if (auto prepared = impl.runner->prepare(); !prepared) {
@@ -266,7 +263,7 @@ void CudaBackend::Impl::settle_all() {
 }
 
 uint64_t CudaBackend::Impl::bytes_read(const PassRecord& record) const {
-  const auto* used = record.experts_used.as<uint32_t>();
+  const uint32_t* used = record.experts_used;
   const auto experts = [used](uint32_t layer) {
     uint32_t count = 0;
     for (uint32_t word = 0; word < DeviceModel::kExpertWords; ++word) {

@@ -164,4 +164,12 @@ struct UnwriteArgs {
 };
 inline constexpr uint32_t kUnwriteBlocks = 256;
 
+// A few bytes from or to page-locked memory of the host, copied by a kernel: between two of them the queue
+// would change to a copy engine and back.
+struct HostCopyArgs {
+  const void* from;  // both 16-byte aligned
+  void* to;          // may be null: nothing
+  uint32_t bytes;    // a multiple of 16
+};
+
 }  // namespace lily::cuda

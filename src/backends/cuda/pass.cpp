@@ -54,6 +54,9 @@ PassTables::View PassTables::device() const { return view(tables_.bytes()); }
 Result<void> PassTables::upload(uint32_t copy, Stream queue) const {
   return copy_to_device(tables_.bytes(), host_[copy].bytes(), tables_.size(), queue);
 }
+HostCopyArgs PassTables::to_upload(uint32_t copy) const {
+  return {host_[copy].bytes(), tables_.bytes(), static_cast<uint32_t>(tables_.size())};
+}
 Result<void> PassTables::download(uint32_t copy, Stream queue) const {
   return copy_to_host(host_results_[copy].bytes(), results_.bytes(), results_.size(), queue);
 }
@@ -87,14 +90,19 @@ Result<void> PassRunner::prepare() {
                                   meter_, "memory for logit biases"));
   LILY_TRY(allowed_, DeviceMemory::allocate(plan_.sequences * words * 4, meter_, "memory for token masks"));
   host_bias_.reserve(plan_.sequences * size_t{Limits::kMaxLogitBias});
-  for (uint32_t rows = 1; rows <= std::min(plan_.sequences, kSmallRows); ++rows) {
-    LILY_TRY_VOID(capture(rows));
+  for (uint32_t copy = 0; copy < PassTables::kCopies; ++copy) {
+    LILY_TRY(experts_used_[copy],
+             PinnedMemory::allocate(size_t{plan_.shape.layers} * DeviceModel::kExpertWords * 4,
+                                    "page-locked memory"));
+    for (uint32_t rows = 1; rows <= std::min(plan_.sequences, kSmallRows); ++rows) {
+      LILY_TRY_VOID(capture(rows, copy));
+    }
   }
   return finish(model_.queue());
 }
 
-// The whole decoding pass of `rows` sequences as one graph.
-Result<void> PassRunner::capture(uint32_t rows) {
+// The whole decoding pass of `rows` sequences as one graph, tables and results included.
+Result<void> PassRunner::capture(uint32_t rows, uint32_t copy) {
   const PassTables::View at = small_.device();
   const Batch batch{.first_row = 0,
                     .rows = rows,
@@ -108,9 +116,18 @@ Result<void> PassRunner::capture(uint32_t rows) {
   const std::lock_guard lock(capture_mutex());
   LILY_TRY_VOID(
       check(cudaStreamBeginCapture(model_.queue(), cudaStreamCaptureModeThreadLocal), "capturing a graph"));
-  Result<void> queued = model_.step(at.ids, at.sampled, batch);
+  Result<void> queued =
+      check(launch_host_copy(small_.to_upload(copy), model_.queue()), "bringing the tables of a pass");
   if (queued) {
-    queued = sample(0, rows, small_, model_.relayed(rows));
+    queued = model_.step(at.ids, at.sampled, batch);
+  }
+  if (queued) {
+    SampleArgs args = sampling(0, rows, small_);
+    args.tokens = small_.results_of(copy);
+    args.finite = reinterpret_cast<uint32_t*>(args.tokens) + small_.rows();
+    args.unwrite = model_.relayed(rows);
+    args.report = report_experts(copy);
+    queued = check(launch_sample(args, model_.queue()), "sampling");
   }
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(model_.queue(), &graph);
@@ -121,7 +138,7 @@ Result<void> PassRunner::capture(uint32_t rows) {
   static_cast<void>(cudaGraphDestroy(graph));
   LILY_TRY_VOID(check(instantiated, "preparing a graph"));
   LILY_TRY_VOID(check(cudaGraphUpload(made->exec, model_.queue()), "uploading a graph"));
-  graphs_.push_back(std::move(made));
+  graphs_[copy].push_back(std::move(made));
   return {};
 }
 
@@ -133,7 +150,7 @@ void PassRunner::run(const Pass& pass, PassRecord& record, uint32_t copy) {
 }
 
 bool PassRunner::is_decode(const Pass& pass, const PassRecord& record) const {
-  return pass.probe == nullptr && record.rows <= graphs_.size() &&
+  return pass.probe == nullptr && record.rows <= graphs_.front().size() &&
          std::all_of(record.slices.begin(), record.slices.end(), [](const SliceRecord& s) {
            return s.rows == 1 && s.keep == Keep::all_rows && s.logits_rows == 0;
          });
@@ -156,19 +173,21 @@ Result<void> PassRunner::queue_pass(const Pass& pass, PassRecord& record) {
                              [](const SliceRecord& s) { return s.samples || s.logits_rows > 0; });
   LILY_TRY_VOID(fill_tables(pass, record));
   const Stream queue = model_.queue();
+  record.experts_used = experts_used_[record.copy].as<uint32_t>();
   LILY_TRY_VOID(record.start.record(queue));
-  LILY_TRY_VOID(record.tables->upload(record.copy, queue));
   if (decode) {
-    LILY_TRY_VOID(check(cudaGraphLaunch(graphs_[record.rows - 1]->exec, queue), "starting a graph"));
-  } else {
-    LILY_TRY_VOID(run_steps(pass, record));
-    LILY_TRY_VOID(run_head(record, record));
+    LILY_TRY_VOID(
+        check(cudaGraphLaunch(graphs_[record.copy][record.rows - 1]->exec, queue), "starting a graph"));
+    return record.end.record(queue);
   }
+  LILY_TRY_VOID(record.tables->upload(record.copy, queue));
+  LILY_TRY_VOID(run_steps(pass, record));
+  LILY_TRY_VOID(run_head(record, record));
   if (record.wanted > 0) {
     LILY_TRY_VOID(record.tables->download(record.copy, queue));
   }
-  LILY_TRY_VOID(
-      copy_to_host(record.experts_used.bytes(), model_.experts_used(), record.experts_used.size(), queue));
+  const HostCopyArgs report = report_experts(record.copy);
+  LILY_TRY_VOID(copy_to_host(report.to, report.from, report.bytes, queue));
   return record.end.record(queue);
 }
 
@@ -339,20 +358,24 @@ Result<void> PassRunner::keep_states(uint32_t layer, const Batch& batch, const P
   return {};
 }
 
-Result<void> PassRunner::sample(uint32_t first, uint32_t rows, const PassTables& tables,
-                                const UnwriteArgs& unwrite) {
-  const SampleArgs args{.logits = model_.logits(),
-                        .vocab = plan_.shape.vocab,
-                        .rows = rows,
-                        .table = tables.device().samples + first,
-                        .bias = bias_.as<BiasEntry>(),
-                        .allowed = allowed_.as<uint32_t>(),
-                        .adjusted = model_.adjusted(),
-                        .best = model_.slice_best(),
-                        .tokens = tables.tokens() + first,
-                        .finite = tables.finite() + first,
-                        .unwrite = unwrite};
-  return check(launch_sample(args, model_.queue()), "sampling");
+HostCopyArgs PassRunner::report_experts(uint32_t copy) const {
+  return {model_.experts_used(), experts_used_[copy].bytes(),
+          static_cast<uint32_t>(experts_used_[copy].size())};
+}
+
+SampleArgs PassRunner::sampling(uint32_t first, uint32_t rows, const PassTables& tables) const {
+  return {.logits = model_.logits(),
+          .vocab = plan_.shape.vocab,
+          .rows = rows,
+          .table = tables.device().samples + first,
+          .bias = bias_.as<BiasEntry>(),
+          .allowed = allowed_.as<uint32_t>(),
+          .adjusted = model_.adjusted(),
+          .best = model_.slice_best(),
+          .tokens = tables.tokens() + first,
+          .finite = tables.finite() + first,
+          .unwrite = {},
+          .report = {}};
 }
 
 Result<void> PassRunner::run_head(const PassRecord& record, PassRecord& to) {
@@ -361,7 +384,7 @@ Result<void> PassRunner::run_head(const PassRecord& record, PassRecord& to) {
   for (uint32_t first = 0; first < record.wanted; first += kSmallRows) {
     const uint32_t rows = std::min(kSmallRows, record.wanted - first);
     LILY_TRY_VOID(model_.head(tables.device().wanted + first, rows));
-    LILY_TRY_VOID(sample(first, rows, tables, {}));
+    LILY_TRY_VOID(check(launch_sample(sampling(first, rows, tables), model_.queue()), "sampling"));
     for (const SliceRecord& slice : record.slices) {
       for (uint32_t i = 0; i < slice.logits_rows; ++i) {
         const uint32_t at = slice.first_wanted + i;

@@ -37,6 +37,9 @@ class PassTables {
   const int32_t* host_tokens(uint32_t copy) const { return host_results_[copy].as<int32_t>(); }
   const uint32_t* host_finite(uint32_t copy) const { return host_results_[copy].as<uint32_t>() + rows_; }
   Result<void> download(uint32_t copy, Stream queue) const;
+  // For kernels that copy them or write there themselves.
+  HostCopyArgs to_upload(uint32_t copy) const;
+  int32_t* results_of(uint32_t copy) const { return host_results_[copy].as<int32_t>(); }
 
  private:
   View view(uint8_t* base) const;
@@ -60,7 +63,7 @@ struct PassRecord {
   bool settled = true;
   Result<void> outcome{};                  // of the submission
   std::vector<std::vector<float>> logits;  // by slice of the pass
-  PinnedMemory experts_used;
+  const uint32_t* experts_used = nullptr;  // [layers][DeviceModel::kExpertWords]
 };
 
 // Queues passes on the stream of the model.
@@ -89,8 +92,9 @@ class PassRunner {
   Result<void> keep_states(uint32_t layer, const Batch& batch, const PassRecord& record);
   Result<void> run_head(const PassRecord& record, PassRecord& to);
   Result<void> probe(const Step& step, const Probe& see, const PassRecord& record);
-  Result<void> sample(uint32_t first, uint32_t rows, const PassTables& tables, const UnwriteArgs& unwrite);
-  Result<void> capture(uint32_t rows);
+  SampleArgs sampling(uint32_t first, uint32_t rows, const PassTables& tables) const;
+  Result<void> capture(uint32_t rows, uint32_t copy);
+  HostCopyArgs report_experts(uint32_t copy) const;
   bool is_decode(const Pass& pass, const PassRecord& record) const;
 
   DeviceModel& model_;
@@ -102,7 +106,8 @@ class PassRunner {
   std::vector<BiasEntry> host_bias_;
   uint32_t bias_used_ = 0;
   uint32_t allowed_used_ = 0;
-  std::vector<std::unique_ptr<Graph>> graphs_;  // [rows - 1]
+  std::array<std::vector<std::unique_ptr<Graph>>, PassTables::kCopies> graphs_;  // [copy][rows - 1]
+  std::array<PinnedMemory, PassTables::kCopies> experts_used_;
   std::vector<Batch> batches_;
   std::vector<float> probed_;
 };

@@ -21,7 +21,7 @@ struct Places {
 };
 // Steps of up to so many rows are relayed. The kernels take kRelayedRows, but two were no faster so when last
 // measured (docs/BENCHMARKS.md).
-inline constexpr uint32_t kRelayedStepRows = 1;
+inline constexpr uint32_t kRelayedStepRows = 2;
 static_assert(kRelayedStepRows <= kRelayedRows);
 inline constexpr uint64_t kCountBytes = 128;  // of a count of Relay
 inline constexpr uint32_t kCounts = 7;

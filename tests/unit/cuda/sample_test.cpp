@@ -81,7 +81,8 @@ class Row {
                           .best = best_.as<SliceBest>(),
                           .tokens = out_.as<int32_t>(),
                           .finite = out_.as<uint32_t>() + 1,
-                          .unwrite = {}};
+                          .unwrite = {},
+                          .report = {}};
     EXPECT_TRUE(check(launch_sample(args, nullptr), "sampling").has_value());
     std::array<int32_t, 3> found{};
     EXPECT_TRUE(copy_to_host(found.data(), out_.bytes(), sizeof(found), nullptr).has_value());

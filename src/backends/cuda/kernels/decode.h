@@ -173,6 +173,7 @@ int launch_embed(const EmbedArgs& args, Stream queue);
 
 // Sets all words to kUnwritten.
 int launch_unwrite(const UnwriteArgs& args, Stream queue);
+int launch_host_copy(const HostCopyArgs& args, Stream queue);
 
 // The feed of chosen rows of the stream: to.feed row i is of stream row rows_of[i] (null: of row i).
 int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows, Stream queue);

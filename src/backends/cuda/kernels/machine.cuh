@@ -169,6 +169,16 @@ __device__ __forceinline__ float load_l2(const float* p) { return __ldcg(p); }
 __device__ __forceinline__ int32_t load_l2(const int32_t* p) { return __ldcg(p); }
 __device__ __forceinline__ uint32_t load_l2(const uint32_t* p) { return __ldcg(p); }
 
+// What the host wrote before the launch, in its own memory.
+__device__ __forceinline__ uint4 load_host(const uint4* p) {
+  uint4 v;
+  asm volatile("ld.relaxed.sys.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p)
+               : "memory");
+  return v;
+}
+
 // ---- A mark: what was written before it is there --------------------------------------------------------
 __device__ __forceinline__ void release_mark(uint32_t* mark, uint32_t tag) {
   asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(mark), "r"(tag) : "memory");
@@ -221,12 +231,6 @@ __device__ __forceinline__ bool unwritten(const float4& v) {
 }
 // All lanes of a warp call: whether one of them must look again.
 __device__ __forceinline__ bool any_lane(bool missing) { return __any_sync(kAll, missing); }
-// Asks for `bytes`, a multiple of 16, to be in the level-2 cache soon.
-__device__ __forceinline__ void prefetch_l2(const uint8_t* from, uint32_t bytes) {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
-#endif
-}
 __device__ __forceinline__ void count_one(uint32_t* count) {
   asm volatile("red.relaxed.gpu.global.add.u32 [%0], 1;" ::"l"(count));
 }
@@ -236,6 +240,13 @@ __device__ __forceinline__ void unwrite(const UnwriteArgs& a, uint32_t block, ui
   for (uint64_t i = uint64_t{block} * blockDim.x + threadIdx.x; i < a.bytes / 16;
        i += uint64_t{blocks} * blockDim.x) {
     reinterpret_cast<uint4*>(a.memory)[i] = make_uint4(kUnwritten, kUnwritten, kUnwritten, kUnwritten);
+  }
+}
+
+// By all threads of a block.
+__device__ __forceinline__ void copy_host(const HostCopyArgs& a) {
+  for (uint32_t i = threadIdx.x; i < a.bytes / 16; i += blockDim.x) {
+    static_cast<uint4*>(a.to)[i] = load_host(static_cast<const uint4*>(a.from) + i);
   }
 }
 

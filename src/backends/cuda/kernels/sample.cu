@@ -383,6 +383,9 @@ __global__ void __launch_bounds__(kChooseThreads) choose_kernel(SampleArgs a) {
   wait_for_predecessors();
   start_successors();
   if (blockIdx.x >= a.rows) {
+    if (a.report.to != nullptr && blockIdx.x == a.rows) {
+      copy_host(a.report);
+    }
     unwrite(a.unwrite, blockIdx.x - a.rows, gridDim.x - a.rows);
     return;
   }
@@ -446,7 +449,9 @@ int launch_sample(const SampleArgs& args, Stream queue) {
   config.blockDim = dim3(kThreads);
   config.stream = queue;
   int e = launch_dependent(adjust_kernel, config, args);
-  config.gridDim = dim3(args.rows + (args.unwrite.memory != nullptr ? kUnwriteBlocks : 0));
+  config.gridDim = dim3(args.rows + (args.unwrite.memory != nullptr ? kUnwriteBlocks
+                                     : args.report.to != nullptr    ? 1
+                                                                    : 0));
   config.blockDim = dim3(kChooseThreads);
   config.dynamicSmemBytes = sizeof(Choosing);
   return e != 0 ? e : launch_dependent(choose_kernel, config, args);

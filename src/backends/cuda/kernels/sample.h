@@ -48,6 +48,7 @@ struct SampleArgs {
   int32_t* tokens;      // [rows]: the sampled id, or -1
   uint32_t* finite;     // [rows]: 0 where the row could not be used
   UnwriteArgs unwrite;  // done beside the last kernel
+  HostCopyArgs report;  // likewise
 };
 int launch_sample(const SampleArgs& args, Stream queue);
 int prepare_sample();  // to be called once before the first launch

@@ -27,6 +27,12 @@ __global__ void __launch_bounds__(256) unwrite_kernel(UnwriteArgs a) {
   unwrite(a, blockIdx.x, gridDim.x);
 }
 
+__global__ void __launch_bounds__(256) host_copy_kernel(HostCopyArgs a) {
+  wait_for_predecessors();
+  start_successors();
+  copy_host(a);
+}
+
 struct PrepareArgs {
   StreamArgs to;
   const uint32_t* rows_of;
@@ -64,7 +70,16 @@ __global__ void rotary_kernel(float2* table, const float* frequencies, uint32_t 
 int prepare_stream() {
   int e = prepare_kernel(embed_kernel, 0);
   e = e != 0 ? e : prepare_kernel(feed_kernel, 0);
+  e = e != 0 ? e : prepare_kernel(host_copy_kernel, 0);
   return e != 0 ? e : prepare_kernel(unwrite_kernel, 0);
+}
+
+int launch_host_copy(const HostCopyArgs& args, Stream queue) {
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(1);
+  config.blockDim = dim3(256);
+  config.stream = queue;
+  return launch_dependent(host_copy_kernel, config, args);
 }
 
 int launch_unwrite(const UnwriteArgs& args, Stream queue) {

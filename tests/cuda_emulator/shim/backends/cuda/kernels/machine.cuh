@@ -106,10 +106,14 @@ inline bool unwritten(const float4& v) {
 }
 inline bool any_lane(bool missing) { return __any_sync(kAll, missing) != 0; }
 inline void count_one(uint32_t* count) { ++*count; }
-inline void prefetch_l2(const uint8_t*, uint32_t) {}
 inline void unwrite(const UnwriteArgs& a, uint32_t block, uint32_t) {
   if (block == 0 && threadIdx.x == 0) {
     std::memset(a.memory, 0xff, a.bytes);
+  }
+}
+inline void copy_host(const HostCopyArgs& a) {
+  if (threadIdx.x == 0) {
+    std::memcpy(a.to, a.from, a.bytes);
   }
 }
 template <bool kRelayed, class T>
