@@ -87,7 +87,7 @@ if [ -z "${QUICK:-}" ]; then
   if [ -f "${TOKENIZER:-$build/qwen36_tokenizer}/tokenizer.json" ]; then
     made=$(mktemp -d /dev/shm/lily_check.XXXX)
     "$lily" synth "$made/model" --shape qwen36 --tokenizer "${TOKENIZER:-$build/qwen36_tokenizer}" > "$logs/synth.log" 2>&1
-    serve 'server, full size' 90 "$made/model" --ctx 32768 --parallel 1 --chunk 2048
+    serve 'server, full size' 90 "$made/model" --ctx 32768 --parallel 1
     rm -rf "$made"
   fi
   bench() {  # LOG SECONDS OPTIONS...
