@@ -146,7 +146,9 @@ Result<fs::path> find_model(const std::string& model) {
 
 PlanOptions plan_options(const DeviceOptions& options, const DeviceInfo& device) {
   PlanOptions plan = options.plan;
-  plan.chunk = options.chunk.value_or(device.chunk);
+  // Up to where a chunk may end on this device.
+  const uint32_t unit = device.reading.unit;
+  plan.chunk = (options.chunk.value_or(device.chunk) + unit - 1) / unit * unit;
   return plan;
 }
 

@@ -37,6 +37,14 @@ class ByteSource {
 // Whether the rows of a slice stay provisional until accept() (verification of a draft).
 enum class Keep : uint8_t { all_rows, until_accept };
 
+// How the rows of a slice are computed. It is a matter of their last bits, and only on a device that says so
+// (DeviceInfo::reading).
+enum class ReadAs : uint8_t {
+  by_number,  // as suits how many there are
+  single,     // each to the bit as if it were alone in its slice, as those are that decoding computes
+  many,       // by the kernels for many rows, even if there are few
+};
+
 // An opaque copy of a SequenceState at one length: what truncation cannot rebuild.
 class Checkpoint {
  public:
@@ -95,6 +103,7 @@ struct Slice {
   Sampling sampling{};       // from the logits of the last row
   uint32_t logits_rows = 0;  // how many last rows of logits the caller wants to see
   Keep keep = Keep::all_rows;
+  ReadAs read_as = ReadAs::by_number;  // one row that was just sampled is always a single one
 };
 
 // Sees the residual stream after each step: tests and tools only. `rows` x hidden floats, valid during the
@@ -123,6 +132,16 @@ struct Output {
 
 using Ticket = uint64_t;
 
+// What ReadAs means on a device.
+struct ReadingTraits {
+  // 0: a row has the same bits however it is read. Else a slice that is read as single rows should have at
+  // most so many, for they take longer.
+  uint32_t single_rows = 0;
+  // Slices read as many rows may be cut at the multiples of it that are positions of their sequence: that
+  // changes no bit. A cut anywhere else does.
+  uint32_t unit = 1;
+};
+
 struct DeviceInfo {
   std::string name;           // "cpu", "reference", ...: the value of --device
   std::string description{};  // "AMD EPYC, 2 threads, avx512"
@@ -132,6 +151,7 @@ struct DeviceInfo {
   // Rows of a prompt in a pass where the user names none: so many that its kernels are near their best, and
   // no more, for running answers wait that long.
   uint32_t chunk = Limits::kDefaultChunk;
+  ReadingTraits reading{};
 };
 
 // What the device can do at most with the threads it was given, measured. Every speed is a share of one of

@@ -67,19 +67,20 @@ class PartsSource final : public ByteSource {
 
 }  // namespace
 
-DiskStore::DiskStore(const DiskOptions& options, Backend& backend)
+DiskStore::DiskStore(const DiskOptions& options, Backend& backend, const std::string& reading)
     : options_(options),
       backend_(backend),
-      store_(store_hash(options.model, backend.checkpoint_layout())),
+      store_(store_hash(options.model, backend.checkpoint_layout() + reading)),
       folder_(options.folder, store_),
       neighbours_(options.folder, store_) {}
 
-Result<std::unique_ptr<DiskStore>> DiskStore::open(const DiskOptions& options, Backend& backend) {
+Result<std::unique_ptr<DiskStore>> DiskStore::open(const DiskOptions& options, Backend& backend,
+                                                   const std::string& reading) {
   if (backend.checkpoint_layout().empty()) {
     return fail(ErrorKind::unsupported, "conversations of the device '{}' cannot be kept on disk",
                 backend.device().name);
   }
-  std::unique_ptr<DiskStore> store(new DiskStore(options, backend));
+  std::unique_ptr<DiskStore> store(new DiskStore(options, backend, reading));
   std::error_code error;
   const std::string path = store->folder_.path().string();
   fs::create_directories(store->folder_.path(), error);

@@ -31,8 +31,9 @@ class DiskStore {
   // never costs a long conversation its place.
   static constexpr size_t kMostWaiting = 8;
 
-  // Reads what is there. `backend` must outlive it.
-  static Result<std::unique_ptr<DiskStore>> open(const DiskOptions& options, Backend& backend);
+  // Reads what is there. `backend` must outlive it. `reading`: ReadingRule::name().
+  static Result<std::unique_ptr<DiskStore>> open(const DiskOptions& options, Backend& backend,
+                                                 const std::string& reading = {});
   ~DiskStore();  // writes what waits
   DiskStore(const DiskStore&) = delete;
   DiskStore& operator=(const DiskStore&) = delete;
@@ -68,7 +69,7 @@ class DiskStore {
     std::vector<int32_t> tokens;
     std::shared_ptr<const Checkpoint> checkpoint;
   };
-  DiskStore(const DiskOptions& options, Backend& backend);
+  DiskStore(const DiskOptions& options, Backend& backend, const std::string& reading);
 
   void write_all();
   Result<void> write(const Waiting& item);

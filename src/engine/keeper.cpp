@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <utility>
 
 #include "base/log.h"
 
@@ -24,13 +25,13 @@ Keeper::Keeper(Backend& backend, const Plan& plan, const EngineOptions& options)
       cache_(std::max(options.cache_bytes / kIdsShare / sizeof(int32_t), kFewestIds)) {}
 
 Result<std::unique_ptr<Keeper>> Keeper::create(Backend& backend, const Plan& plan,
-                                               const EngineOptions& options) {
+                                               const EngineOptions& options, const ReadingRule& rule) {
   std::unique_ptr<Keeper> keeper(new Keeper(backend, plan, options));
   LILY_TRY(auto state, backend.new_state(plan.context));
   LILY_TRY(keeper->empty_, state->save());
   keeper->idle_.push_back(std::move(state));
   if (options.disk && options.cache_bytes > 0) {
-    LILY_TRY(keeper->disk_, DiskStore::open(*options.disk, backend));
+    LILY_TRY(keeper->disk_, DiskStore::open(*options.disk, backend, rule.name()));
   }
   return keeper;
 }
@@ -149,26 +150,58 @@ void Keeper::count(const PromptReuse& reuse) {
   counts_.recalled += reuse.recalled;
 }
 
-std::vector<uint32_t> Keeper::stops(const GenerationRequest& request, uint32_t cached, uint32_t chunk) const {
+namespace {
+
+// What is to be spared, and the stop that spares it, or all but the last of it.
+struct Place {
+  uint32_t end;
+  uint32_t stop;
+};
+
+// From where prompts are most likely to be taken up again. What other conversations begin with goes first:
+// the system turn and its tools. Then what stays of an answer whose thoughts the template drops later: its
+// opening, where reading changes. Then from the end.
+std::vector<Place> places(const GenerationRequest& request, const Reading& reading, uint32_t every) {
+  const auto prompt = static_cast<uint32_t>(request.prompt.size());
+  std::vector<Place> first, others;
+  const auto before = [&](uint32_t end) { return Place{end, reading.kept_before(end)}; };
+  const auto& turns = request.turns;
+  if (turns.size() > 1 && turns[0].role == "system") first.push_back(before(turns[1].begin));
+  bool opened = false;
+  for (const uint32_t mark : request.marks) {
+    if (!reading.turns_single(mark)) {
+      others.push_back(before(mark));
+      continue;
+    }
+    if (!std::exchange(opened, true)) first.push_back(before(mark));
+    // Who asks for the same again spares one token of the answer to come, too.
+    if (mark == request.marks.back()) others.push_back({prompt, mark + 1});
+  }
+  for (uint32_t at = every; at < prompt; at += every) others.push_back({at, at});
+  // Behind a prompt that ends with many rows no state is kept, not even with its answer.
+  if (reading.as(prompt - 1) == ReadAs::many) others.push_back(before(prompt - 1));
+  std::ranges::sort(others, std::greater(), &Place::stop);
+  first.insert(first.end(), others.begin(), others.end());
+  return first;
+}
+
+}  // namespace
+
+std::vector<uint32_t> Keeper::stops(const GenerationRequest& request, const Reading& reading, uint32_t cached,
+                                    uint32_t chunk) const {
   if (!enabled()) return {};
   const auto prompt = static_cast<uint32_t>(request.prompt.size());
-  std::vector<uint32_t> candidates = request.marks;
   const uint32_t every = (kEvery + chunk - 1) / chunk * chunk;  // where a chunk ends anyway
-  for (uint32_t at = every; at < prompt; at += every) candidates.push_back(at);
-  std::ranges::sort(candidates, std::greater());
   std::vector<uint32_t> stops;
-  const auto worth_it = [&](uint32_t at) {
-    return at < prompt && at >= cached + kNear && std::ranges::none_of(stops, [&](uint32_t stop) {
-             return (stop > at ? stop - at : at - stop) < kNear;
-           });
+  // What spares a few tokens only is left out: those from what is there, or from another stop, to the end.
+  const auto worth_it = [&](const Place& place) {
+    const auto [end, at] = place;
+    return at < prompt && at > cached && end >= cached + kNear &&
+           std::ranges::none_of(
+               stops, [&](uint32_t stop) { return stop > at ? stop - at < kNear : end - stop < kNear; });
   };
-  // What other conversations begin with goes first: the system turn and its tools. Then from the end, where a
-  // prompt is most likely to be taken up again; what spares a few tokens only is left out.
-  const auto& turns = request.turns;
-  if (turns.size() > 1 && turns[0].role == "system" && worth_it(turns[1].begin))
-    stops.push_back(turns[1].begin);
-  for (const uint32_t at : candidates) {
-    if (worth_it(at)) stops.push_back(at);
+  for (const Place& place : places(request, reading, every)) {
+    if (worth_it(place)) stops.push_back(place.stop);
   }
   std::ranges::sort(stops);
   return stops;

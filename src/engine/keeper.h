@@ -14,6 +14,7 @@
 #include "engine/disk_store.h"
 #include "engine/engine.h"
 #include "engine/prefix_tree.h"
+#include "engine/reading.h"
 
 namespace lily {
 
@@ -26,7 +27,7 @@ class Keeper final : public TokenMemory {
 
   // `backend` must outlive it. Makes the first state, so that a device that cannot hold one is refused here.
   static Result<std::unique_ptr<Keeper>> create(Backend& backend, const Plan& plan,
-                                                const EngineOptions& options);
+                                                const EngineOptions& options, const ReadingRule& rule);
 
   bool enabled() const { return budget_ > 0; }
   size_t known(std::span<const int32_t> prompt) const override;
@@ -46,9 +47,10 @@ class Keeper final : public TokenMemory {
   std::shared_ptr<DiskStore::Fetch> fetch(std::span<const int32_t> prompt, std::function<void()> told);
   void take(DiskStore::Fetch& fetch);
   // Where a prompt of `request`, of which `cached` tokens are there, is to stop for a checkpoint: after its
-  // system turn, at its marks, and every kEvery tokens; none nearer than kNear to another or to what is
-  // there. `chunk`: rows of a pass.
-  std::vector<uint32_t> stops(const GenerationRequest& request, uint32_t cached, uint32_t chunk) const;
+  // system turn, at its marks, and every kEvery tokens, or as little before as `reading` allows; none that
+  // would spare fewer than kNear. `chunk`: rows of a pass.
+  std::vector<uint32_t> stops(const GenerationRequest& request, const Reading& reading, uint32_t cached,
+                              uint32_t chunk) const;
   // A checkpoint of `state`, which is in no pass. What cannot be saved is logged, and null; nobody fails for
   // it.
   static std::shared_ptr<Checkpoint> save(SequenceState& state);

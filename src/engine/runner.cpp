@@ -34,8 +34,14 @@ Error out_of_time(const JobRecord& job, std::string_view where) {
 
 Result<std::unique_ptr<Runner>> Runner::create(Backend& backend, const Plan& plan, const Tokenizer& tokenizer,
                                                Mailbox& mailbox, const EngineOptions& options) {
+  const ReadingTraits& reading = backend.device().reading;
+  if (reading.single_rows > 0 && plan.chunk % reading.unit != 0) {
+    return fail(ErrorKind::invalid_input,
+                "device '{}': expected a chunk of a multiple of {} tokens, found {}", backend.device().name,
+                reading.unit, plan.chunk);
+  }
   std::unique_ptr<Runner> runner(new Runner(backend, plan, tokenizer, mailbox));
-  LILY_TRY(runner->keeper_, guarded([&] { return Keeper::create(backend, plan, options); }));
+  LILY_TRY(runner->keeper_, guarded([&] { return Keeper::create(backend, plan, options, runner->rule_); }));
   runner->unsaved_seconds_ = options.unsaved_seconds;
   return runner;
 }
@@ -136,7 +142,9 @@ Result<std::unique_ptr<Session>> Runner::make_session(const std::shared_ptr<JobR
   reuse.from_disk = from_disk && reuse.cached > 0;
   LILY_TRY_VOID(state->begin_answer(job->request.prompt));
   auto session = std::make_unique<Session>(job, std::move(state), tokenizer_, plan_.context);
-  session->resume(reuse, keeper_->stops(job->request, reuse.cached, plan_.chunk));
+  Reading reading = rule_.read(job->request.prompt);
+  std::vector<uint32_t> stops = keeper_->stops(job->request, reading, reuse.cached, plan_.chunk);
+  session->resume(reuse, std::move(reading), std::move(stops));
   if (keeper_->enabled()) session->most_unsaved = unsaved_seconds_;
   return session;
 }
@@ -208,7 +216,8 @@ void Runner::reuse(Session& session) {
     if (const std::shared_ptr<Checkpoint> aside = session.left_aside())
       keeper_->keep(std::span(session.prompt()).first(aside->length()), aside);
     if (session.state_failed) return {};
-    keeper_->keep(session.state(), session.absorbed_tokens());
+    const std::span<const int32_t> tokens = session.absorbed_tokens();
+    if (rule_.keeps(tokens, session.prompt().size())) keeper_->keep(session.state(), tokens);
     return keeper_->give_back(session.release_state());
   });
   if (!done)
@@ -248,7 +257,8 @@ bool Runner::submit_next() {
   std::vector<SequenceProgress> progress;
   progress.reserve(running_.size());
   for (const auto& session : running_) progress.push_back(session->progress());
-  const std::vector<Assignment> assignments = schedule(progress, plan_.chunk);
+  const std::vector<Assignment> assignments =
+      schedule(progress, plan_.chunk, std::clamp(rule_.device().single_rows, 1U, plan_.chunk));
   if (assignments.empty()) return false;
   Result<bool> submitted = submit(assignments);
   if (submitted) return *submitted;

@@ -34,7 +34,11 @@ class Runner {
   };
 
   Runner(Backend& backend, const Plan& plan, const Tokenizer& tokenizer, Mailbox& mailbox)
-      : backend_(backend), plan_(plan), tokenizer_(tokenizer), mailbox_(mailbox) {}
+      : backend_(backend),
+        plan_(plan),
+        tokenizer_(tokenizer),
+        mailbox_(mailbox),
+        rule_(backend.device().reading, tokenizer) {}
 
   // A job that waits for what its prompt begins with: to come from the disk, or to be kept by a session that
   // has just ended.
@@ -71,6 +75,7 @@ class Runner {
   const Plan& plan_;
   const Tokenizer& tokenizer_;
   Mailbox& mailbox_;
+  const ReadingRule rule_;
   std::unique_ptr<Keeper> keeper_;  // destroyed after the states
   double unsaved_seconds_ = 0;
   std::vector<Loading> loading_;                   // they count as running

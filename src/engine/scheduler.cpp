@@ -5,7 +5,8 @@
 
 namespace lily {
 
-std::vector<Assignment> schedule(std::span<const SequenceProgress> running, uint32_t chunk) {
+std::vector<Assignment> schedule(std::span<const SequenceProgress> running, uint32_t chunk,
+                                 uint32_t single_rows) {
   std::vector<Assignment> pass;
   std::vector<size_t> line;
   for (size_t i = 0; i < running.size(); ++i) {
@@ -20,12 +21,14 @@ std::vector<Assignment> schedule(std::span<const SequenceProgress> running, uint
   uint32_t room = chunk;
   for (const size_t i : line) {
     const uint32_t begin = running[i].absorbed;
-    const uint32_t boundary = begin + (chunk - begin % chunk);
-    const uint32_t stop = running[i].stop == 0 ? running[i].prompt : running[i].stop;
-    const uint32_t rows = std::min(boundary, stop) - begin;
-    if (rows <= room) {
+    const bool single = running[i].single;
+    const uint32_t boundary = begin + (single ? single_rows : chunk - begin % chunk);
+    const uint32_t end = running[i].end == 0 ? running[i].prompt : running[i].end;
+    const uint32_t rows = std::min(boundary, end) - begin;
+    const uint32_t cost = single ? (rows * chunk + single_rows - 1) / single_rows : rows;
+    if (cost <= room) {
       pass.push_back({.sequence = i, .begin = begin, .rows = rows});
-      room -= rows;
+      room -= cost;
     }
   }
   return pass;

@@ -25,9 +25,10 @@ Session::Session(std::shared_ptr<JobRecord> job, std::unique_ptr<SequenceState> 
       max_tokens_(answer_limit(job_->request, context)),
       generation_(tokenizer, job_->request, max_tokens_) {}
 
-void Session::resume(const PromptReuse& reuse, std::vector<uint32_t> stops) {
+void Session::resume(const PromptReuse& reuse, Reading reading, std::vector<uint32_t> stops) {
   reuse_ = reuse;
   absorbed_ = reuse.cached;
+  reading_ = std::move(reading);
   stops_ = std::move(stops);
 }
 
@@ -41,13 +42,15 @@ SequenceProgress Session::progress() const {
   const bool known = !(over_budget() || may_close_thinking()) || generation_.tokens() == samples_;
   return {.prompt = prompt,
           .absorbed = absorbed_,
-          .stop = stop,
+          .end = std::min({stop != 0 ? stop : prompt, prompt, reading_.next_change(absorbed_)}),
+          .single = reading_.single(absorbed_),
           .wants_token = absorbed_ == prompt && samples_ < max_tokens_ && known,
           .last_turn = last_turn};
 }
 
 bool Session::unsaved() const {
-  return unsaved_seconds_ > most_unsaved && absorbed_ < job_->request.prompt.size();
+  return unsaved_seconds_ > most_unsaved && absorbed_ < job_->request.prompt.size() &&
+         reading_.keeps(absorbed_);
 }
 
 bool Session::over_budget() const {
@@ -65,9 +68,14 @@ Slice Session::slice(const Assignment& assignment) {
   const GenerationRequest& request = job_->request;
   Slice slice;
   slice.state = state_.get();
-  if (assignment.rows > 0)
+  if (assignment.rows > 0) {
     slice.tokens = std::span(request.prompt).subspan(assignment.begin, assignment.rows);
-  if (assignment.rows == 0 && replaced_ >= 0) slice.tokens = std::span(&replaced_, 1);
+    slice.read_as = reading_.as(assignment.begin);
+  }
+  if (assignment.rows == 0 && replaced_ >= 0) {
+    slice.tokens = std::span(&replaced_, 1);
+    slice.read_as = ReadAs::single;
+  }
   const bool samples = assignment.rows == 0 || assignment.begin + assignment.rows == request.prompt.size();
   if (samples) {
     slice.sampling = request.sampling;
@@ -110,6 +118,7 @@ bool Session::leaves_beginning_of(std::span<const int32_t> prompt) const {
   const auto begins = [&](size_t length) {
     const auto beginning = own.first(std::min(length, own.size()));
     return !beginning.empty() && beginning.size() < prompt.size() &&
+           (length > own.size() || reading_.keeps(static_cast<uint32_t>(length))) &&
            std::equal(beginning.begin(), beginning.end(), prompt.begin());
   };
   // Cancelled, the pass that holds the state may yet be dropped, and the state with it.

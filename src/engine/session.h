@@ -11,6 +11,7 @@
 #include "backend/backend.h"
 #include "engine/generation.h"
 #include "engine/mailbox.h"
+#include "engine/reading.h"
 #include "engine/scheduler.h"
 
 namespace lily {
@@ -21,9 +22,9 @@ class Session {
   Session(std::shared_ptr<JobRecord> job, std::unique_ptr<SequenceState> state, const Tokenizer& tokenizer,
           uint32_t context);
 
-  // What `state` holds of the prompt already, and where reading it must stop for a checkpoint
-  // (Keeper::stops).
-  void resume(const PromptReuse& reuse, std::vector<uint32_t> stops);
+  // What `state` holds of the prompt already, how the rest is to be read, and where that must stop for a
+  // checkpoint (Keeper::stops).
+  void resume(const PromptReuse& reuse, Reading reading, std::vector<uint32_t> stops);
 
   JobRecord& job() { return *job_; }
   const std::shared_ptr<JobRecord>& shared_job() const { return job_; }
@@ -97,6 +98,7 @@ class Session {
   std::unique_ptr<SequenceState> state_;
   uint32_t max_tokens_;  // of the answer
   PromptReuse reuse_;
+  Reading reading_;
   std::vector<uint32_t> stops_;
   size_t next_stop_ = 0;
   std::shared_ptr<Checkpoint> aside_;

@@ -276,6 +276,93 @@ TEST_P(ModelTest, WhatEndedCheckpointsHeldIsGivenBack) {
   EXPECT_EQ(model.backend->state_bytes(), before);
 }
 
+// ---- What a device says of its reading (backend.h, ReadingTraits) --------------------------------------
+// Feeds `tokens` in slices that end at `ends` (ascending, the last is all of them); their logits follow.
+void feed_until(const Model& model, SequenceState& to, const Tokens& tokens, const std::vector<size_t>& ends,
+                ReadAs read_as, Logits& logits) {
+  for (const size_t end : ends) {
+    const auto slice = std::span(tokens).subspan(to.length(), end - to.length());
+    const auto out = model.run({{.state = &to,
+                                 .tokens = slice,
+                                 .logits_rows = static_cast<uint32_t>(slice.size()),
+                                 .read_as = read_as}});
+    logits.insert(logits.end(), out.slices[0].logits.begin(), out.slices[0].logits.end());
+  }
+}
+
+// What a state says that has read `tokens` so: the first `many` of them as many rows in slices that end at
+// `ends`, the others as single rows, `each` at a time; and then decodes.
+Logits read_as_said(const Model& model, const Tokens& tokens, const std::vector<size_t>& ends, size_t each) {
+  const auto state = model.state();
+  Logits logits;
+  feed_until(model, *state, tokens, ends, ReadAs::many, logits);
+  std::vector<size_t> single;
+  for (size_t end = state->length() + each; end < tokens.size(); end += each) single.push_back(end);
+  single.push_back(tokens.size());
+  feed_until(model, *state, tokens, single, ReadAs::single, logits);
+  model.run({{.state = state.get(), .tokens = std::span(tokens).first(1), .sampling = greedy()}});
+  const Output decoded = model.run({{.state = state.get(), .logits_rows = 1}});
+  logits.insert(logits.end(), decoded.slices[0].logits.begin(), decoded.slices[0].logits.end());
+  return logits;
+}
+
+TEST_P(ModelTest, RowsThatAreReadAsSingleOnesAreThoseOfDecoding) {
+  const Model model(GetParam());
+  const Tokens tokens = prompt(31, 5);
+  const Logits expected = read_as_said(model, tokens, {10}, 1);
+  for (const size_t each : {5U, 17U, 21U}) {
+    EXPECT_TRUE(read_as_said(model, tokens, {10}, each) == expected) << each;
+  }
+}
+
+// Wherever they begin, also with a slice of one row at either end.
+TEST_P(ModelTest, RowsThatAreReadAsManyMayBeCutAtUnits) {
+  const Model model(GetParam());
+  const size_t unit = std::max(model.backend->device().reading.unit, 16U);
+  const Tokens tokens = prompt(3 * unit + 1, 6);
+  const size_t all = tokens.size();
+  for (const size_t begin : {size_t{0}, unit - 1}) {
+    const auto said = [&](std::vector<size_t> ends) {
+      const auto state = model.state();
+      Logits logits;
+      if (begin > 0) feed_until(model, *state, tokens, {begin}, ReadAs::single, logits);
+      feed_until(model, *state, tokens, ends, ReadAs::many, logits);
+      const Output next =
+          model.run({{.state = state.get(), .tokens = std::span(tokens).first(1), .logits_rows = 1}});
+      logits.insert(logits.end(), next.slices[0].logits.begin(), next.slices[0].logits.end());
+      return logits;
+    };
+    const Logits expected = said({all});
+    EXPECT_TRUE(said({unit, all}) == expected) << begin;
+    EXPECT_TRUE(said({unit, 2 * unit, 3 * unit, all}) == expected) << begin;
+  }
+}
+
+// And the two together in a pass with one that decodes.
+TEST_P(ModelTest, HowRowsAreReadDoesNotDependOnCompanions) {
+  const Model model(GetParam());
+  const Tokens tokens = prompt(20, 7);
+  std::vector<Logits> alone, together;
+  for (const bool company : {false, true}) {
+    const auto single = model.state(), many = model.state(), decodes = model.state();
+    model.run({{.state = decodes.get(), .tokens = tokens, .sampling = greedy()}});
+    std::vector<Slice> slices{
+        {.state = single.get(), .tokens = tokens, .logits_rows = 1, .read_as = ReadAs::single},
+        {.state = many.get(),
+         .tokens = std::span(tokens).first(3),
+         .logits_rows = 1,
+         .read_as = ReadAs::many},
+        {.state = decodes.get(), .logits_rows = 1}};
+    std::vector<Logits>& said = company ? together : alone;
+    if (company) {
+      for (SliceOutput& one : model.run(slices).slices) said.push_back(std::move(one.logits));
+    } else {
+      for (const Slice& slice : slices) said.push_back(model.run({slice}).slices[0].logits);
+    }
+  }
+  EXPECT_TRUE(alone == together);
+}
+
 // `count` sequences decode `steps` tokens together, and each alone. A device has other kernels for more of
 // them.
 void expect_as_though_alone(const Model& model, size_t count, int steps) {

@@ -362,6 +362,42 @@ TEST_F(CudaPrefillDeltaNet, HowAPromptIsCutChangesLittle) {
   }
 }
 
+// Where chunks end: DeviceInfo::reading says so.
+TEST_F(CudaPrefillDeltaNet, ACutAtTheEndOfAChunkChangesNoBit) {
+  for (const Shape& shape : {kTiny, kQwen36}) {
+    const Layer layer(dims_of(shape));
+    const std::vector<Sequence> sequences = {make_sequence(layer, 333, 71)};
+    const size_t width = value_width(layer.dims);
+    for (const uint32_t begin : {0U, 7U, 63U}) {
+      const auto run = [&](const std::vector<uint32_t>& ends) {
+        Rig rig(layer, 1, device_);
+        uint32_t position = 0;
+        std::vector<float> all;
+        for (const uint32_t end : ends) {
+          const Rig::Part part{0, position, end - position};
+          const Rig::Result found = rig.run(sequences, {part});
+          const std::vector<float> rows = rows_of(found.final, 0, part.rows, width);
+          all.insert(all.end(), rows.begin(), rows.end());
+          position = end;
+        }
+        const std::vector<float> state = rig.state(0);
+        all.insert(all.end(), state.begin(), state.end());
+        return all;
+      };
+      std::vector<uint32_t> first;
+      if (begin > 0) first.push_back(begin);
+      const auto with = [&](std::vector<uint32_t> ends) {
+        ends.insert(ends.begin(), first.begin(), first.end());
+        return run(ends);
+      };
+      const std::vector<float> whole = with({333});
+      EXPECT_TRUE(with({64, 333}) == whole) << begin;
+      EXPECT_TRUE(with({320, 333}) == whole) << begin;
+      EXPECT_TRUE(with({64, 128, 192, 256, 320, 333}) == whole) << begin;
+    }
+  }
+}
+
 TEST_F(CudaPrefillDeltaNet, CompanionsChangeNoBit) {
   const Layer layer(dims_of(kTiny));
   std::vector<Sequence> sequences;

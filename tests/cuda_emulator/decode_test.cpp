@@ -144,8 +144,9 @@ class Model {
   }
   const Dims& dims() const { return dims_; }
 
-  // One token of each sequence; returns their logits.
-  std::vector<float> step(const std::vector<Sequence*>& of, const std::vector<int32_t>& ids);
+  // One token of each sequence, or with `each` so many of each, one after the other; returns their logits.
+  std::vector<float> step(const std::vector<Sequence*>& of, const std::vector<int32_t>& ids,
+                          uint32_t each = 1);
   // Bits of the experts that the last step used.
   const std::vector<uint32_t>& used() const { return used_; }
 
@@ -218,15 +219,18 @@ struct Workspace {
 
 void must(int error) { ASSERT_EQ(error, 0); }
 
-std::vector<float> Model::step(const std::vector<Sequence*>& of, const std::vector<int32_t>& ids) {
-  const auto rows = static_cast<uint32_t>(of.size());
+std::vector<float> Model::step(const std::vector<Sequence*>& of, const std::vector<int32_t>& ids,
+                               uint32_t each) {
+  const auto count = static_cast<uint32_t>(of.size());
+  const uint32_t rows = count * each;
   const DeviceTraits traits{.multiprocessors = 5, .compute_capability = 90, .shared_bytes = 227 * 1024};
   const Workspace ws(dims_, rows);
   std::vector<Segment> segments;
   std::vector<uint32_t> row_segment;
-  for (uint32_t i = 0; i < rows; ++i) {
-    segments.push_back({of[i]->recurrent.as<float>(), of[i]->table.data(), i, 1, of[i]->length++, 0});
-    row_segment.push_back(i);
+  for (uint32_t i = 0; i < count; ++i) {
+    segments.push_back({of[i]->recurrent.as<float>(), of[i]->table.data(), i * each, each, of[i]->length, 0});
+    of[i]->length += each;
+    row_segment.insert(row_segment.end(), each, i);
   }
   std::vector<float> logits(size_t{rows} * dims_.vocab, NAN);
   used_.assign(size_t{dims_.layers} * kExpertWords, 0xffffffffU);
@@ -268,7 +272,7 @@ std::vector<float> Model::step(const std::vector<Sequence*>& of, const std::vect
       must(launch_attend({.dims = dims_,
                           .segments = segments.data(),
                           .row_segment = row_segment.data(),
-                          .segment_count = rows,
+                          .segment_count = count,
                           .rows = rows,
                           .first_row = 0,
                           .mixed = mixed,
@@ -280,13 +284,13 @@ std::vector<float> Model::step(const std::vector<Sequence*>& of, const std::vect
                           .partial = ws.partial.as<float>(),
                           .partial_ml = ws.partial_ml.as<float>(),
                           .out = ws.heads_feed(),
-                          .single = 1,
+                          .single = each == 1 ? 1U : 0U,
                           .warps = 4},
                          nullptr));
     } else {
       must(launch_delta_step({.dims = dims_,
                               .segments = segments.data(),
-                              .segment_count = rows,
+                              .segment_count = count,
                               .mixed = mixed,
                               .ld = w.in_proj.row_blocks * kTileRows,
                               .layer = layer - layer / 4,
@@ -296,7 +300,7 @@ std::vector<float> Model::step(const std::vector<Sequence*>& of, const std::vect
                               .norm = w.norm,
                               .out = ws.heads_feed(),
                               .first_row = 0,
-                              .single = 1,
+                              .single = each == 1 ? 1U : 0U,
                               .shared = 0},
                              nullptr));
     }
@@ -430,6 +434,41 @@ TEST_F(Decode, ARowHasTheSameBitsWhateverItsCompanions) {
       EXPECT_EQ(std::memcmp(together[i].recurrent.as(), alone.recurrent.as(),
                             (d.layers - d.layers / 4) * recurrent_stride(d) * 4),
                 0);
+    }
+  }
+}
+
+// Several tokens of a sequence in a pass, as a prompt has them: each row to the bit as if it were alone, and
+// so is what they leave; of one sequence and of several, where a page and a split of the context end.
+TEST_F(Decode, RowsOfASequenceAreThoseOfSingleSteps) {
+  struct Case {
+    uint32_t sequences, each;
+  };
+  for (const Case of : {Case{1, 11}, {3, 5}, {6, 2}}) {
+    const Dims& d = model_.dims();
+    std::deque<Sequence> together, single;
+    std::vector<Sequence*> all;
+    std::vector<int32_t> ids;
+    for (uint32_t i = 0; i < of.sequences; ++i) {
+      together.emplace_back(d).pretend(d, 100 * i, 60 + 3 * i);
+      single.emplace_back(d).pretend(d, 100 * i, 60 + 3 * i);
+      all.push_back(&together.back());
+      for (uint32_t t = 0; t < of.each; ++t) ids.push_back(token(i, t));
+    }
+    const auto found = model_.step(all, ids, of.each);
+    for (uint32_t i = 0; i<of.sequences; i += of.sequences> 1 ? of.sequences - 1 : 1) {
+      for (uint32_t t = 0; t < of.each; ++t) {
+        const auto expected = model_.step({&single[i]}, {token(i, t)});
+        const float* const row = found.data() + (size_t{i} * of.each + t) * d.vocab;
+        EXPECT_EQ(std::memcmp(row, expected.data(), expected.size() * 4), 0)
+            << "token " << t << " of " << of.each << ", sequence " << i << " of " << of.sequences;
+      }
+      EXPECT_EQ(std::memcmp(together[i].recurrent.as(), single[i].recurrent.as(),
+                            (d.layers - d.layers / 4) * recurrent_stride(d) * 4),
+                0);
+      for (size_t page = 0; page < together[i].table.size(); ++page) {
+        EXPECT_EQ(std::memcmp(together[i].table[page], single[i].table[page], page_elements(d) * 2), 0);
+      }
     }
   }
 }

@@ -1,18 +1,11 @@
 """What the tests of kept conversations share: requests, made-up histories, and a conversation with tools as a client has it."""
-import itertools
 import json
 import os
 import random
-import re
 
 import httpx
 
 SLACK = 64  # tokens that may be read again although they are known
-# Devices whose bits do not depend on how many rows are read at once. On others a state that was read in one piece and one that
-# was read in several, or answered, differ in the last bits: answers may part where two tokens are as likely (docs/NUMERICS.md).
-EXACT_DEVICES = {"cpu", "reference"}
-TIE = 0.25  # nats between two tokens that are as likely, as the devices round
-LOGPROBS = {"logprobs": True, "top_logprobs": 5}
 TOOLS = [{"type": "function", "function": {
     "name": "get_weather", "description": "The weather of a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city"]}}}]
@@ -35,26 +28,6 @@ def said(answer) -> tuple:
     found = message(answer)
     calls = [(call["function"]["name"], call["function"]["arguments"]) for call in found.get("tool_calls") or []]
     return found.get("reasoning_content"), found["content"], calls
-
-
-def exact(server) -> bool:
-    [found] = [name for name in metrics(server) if name.startswith("lily_model_info")]
-    return re.search(r'device="(\w+)"', found).group(1) in EXACT_DEVICES
-
-
-def parted(first, second) -> bool:
-    """Whether two answers to one prompt (asked with LOGPROBS) differ, which they may do where both tokens are as likely."""
-    ours, theirs = (answer["choices"][0]["logprobs"]["content"] for answer in (first, second))
-    same = itertools.takewhile(lambda pair: pair[0]["token"] == pair[1]["token"], zip(ours, theirs))
-    at = sum(1 for _ in same)
-    heads = [tokens[at] for tokens in (ours, theirs) if at < len(tokens)]
-    # Tokens without text of their own are not listed, nor are those of calls.
-    rivals = {head["token"] for head in heads} | {"</think>", "<tool_call>", "<|im_end|>"}
-    for head in heads:
-        gaps = [head["logprob"] - one["logprob"] for one in head["top_logprobs"] if one["token"] in rivals - {head["token"]}]
-        assert min(gaps, default=TIE) < TIE, heads
-    assert heads or said(first)[:2] == said(second)[:2]
-    return said(first) != said(second)
 
 
 def cached(answer) -> int:

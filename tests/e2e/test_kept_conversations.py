@@ -12,8 +12,7 @@ import time
 import httpx
 import pytest
 
-from kept import (LOGPROBS, SLACK, TOOLS, Agent, ask, cached, exact, message, metrics, parted, reread, resident, said, system, tokens,
-                  tool_chain, user, words)
+from kept import SLACK, TOOLS, Agent, ask, cached, message, metrics, reread, resident, said, system, tokens, tool_chain, user, words
 from server_process import Server
 
 CONTEXT = "16384"
@@ -67,8 +66,8 @@ def test_a_client_that_drops_the_reasoning(server, cold):  # K04
     opening = [system("dropped"), user("Look it up.")]
     chain = tool_chain(4, with_reasoning=False)
     for end in range(0, len(chain) + 1, 2):
-        warm = ask(server, opening + chain[:end], **LOGPROBS)
-        assert not parted(warm, ask(cold, opening + chain[:end], **LOGPROBS)) or not exact(server)
+        warm = ask(server, opening + chain[:end])
+        assert said(warm) == said(ask(cold, opening + chain[:end]))
         if end > 2:
             assert reread(warm) <= tokens(server, json.dumps(chain[end - 2:end])) + SLACK + 40, end
 
@@ -82,7 +81,8 @@ def test_plain_turns_without_thinking(server):  # K05
         messages.append(user(question))
         answer = ask(server, messages, **options)
         if turn > 0:
-            assert reread(answer) <= last_answer + tokens(server, question) + SLACK, turn
+            template = 20  # tokens of its own
+            assert reread(answer) <= last_answer + tokens(server, question) + template + SLACK, turn
         last_answer = answer["usage"]["completion_tokens"]
         messages.append({"role": "assistant", "content": message(answer)["content"]})
 
@@ -159,12 +159,10 @@ def test_twenty_prompts_with_tools_answer_alike_cold_and_warm(server, cold):
         opening = [system(("twenty", i), 100), user(f"What is the weather in city {i}?")]
         chain = tool_chain(3, with_reasoning=i % 2 == 0)
         prompts += [opening + chain[:end] for end in range(0, 7, 2)]
-    fresh, first, second = ([ask(one, messages, tools=TOOLS, max_tokens=24, **LOGPROBS) for messages in prompts]
+    fresh, first, second = ([said(ask(one, messages, tools=TOOLS, max_tokens=24)) for messages in prompts]
                             for one in (cold, server, server))
     assert len(prompts) == 20
-    assert [said(answer) for answer in first] == [said(answer) for answer in second]
-    differ = sum(parted(one, other) for one, other in zip(fresh, first))
-    assert differ == 0 or not exact(server)
+    assert fresh == first == second
 
 
 def test_seeds(server):  # K11

@@ -11,7 +11,7 @@ import time
 import httpx
 import pytest
 
-from kept import LOGPROBS, SLACK, TIE, TOOLS, Agent, ask, exact, metrics, message, parted, random_history, reread, said, system, user, words
+from kept import SLACK, Agent, ask, metrics, message, random_history, reread, said, system, user, words
 from server_process import LILY, Server
 
 # The case asks for 200; "50:100": those from the 51st to the 100th.
@@ -48,55 +48,27 @@ def transcript(server, companions: int = 0) -> list:
 
 @pytest.fixture(scope="module")
 def expected():
-    """What is said alone where nothing is kept, and where it is in memory: the same, where the device is exact."""
+    """What is said alone where nothing is kept."""
     with Server(None, *OPTIONS, "--cache-ram", "0") as server:
-        cold = transcript(server)
-        if exact(server):
-            return cold, cold
-    with Server(None, *OPTIONS, "--no-recall") as server:
-        return cold, transcript(server)
+        return transcript(server)
 
 
-# Where answers are put back as they were generated, a prompt depends on what is remembered: cold and warm are compared without.
+# Where answers are put back as they were generated, a prompt depends on what is remembered: compared without.
 @pytest.mark.parametrize("companions", [0, COMPANIONS])
 @pytest.mark.parametrize("kept", ["cold", "memory", "disk"])
 def test_the_text_is_the_same(expected, tmp_path, kept, companions):
     options = {"cold": ["--cache-ram", "0"], "memory": ["--no-recall"], "disk": ["--no-recall", "--cache-dir", str(tmp_path)]}[kept]
-    wanted = expected[0 if kept == "cold" else 1]
     if kept == "disk":
         with Server(None, *OPTIONS, *options) as server:
-            assert transcript(server, companions) == wanted
+            assert transcript(server, companions) == expected
+        options += ["--chunk", "128"]  # how a prompt is cut into passes changes nothing either
     with Server(None, *OPTIONS, *options) as server:
-        assert transcript(server, companions) == wanted
+        assert transcript(server, companions) == expected
         found = metrics(server)
         assert (found["lily_cache_tokens_total"] > 0) == (kept != "cold")
         if kept == "disk":
             assert found['lily_disk_operations_total{what="read"}'] > 0
             assert found['lily_disk_operations_total{what="failed"}'] == 0
-
-
-def test_what_is_kept_answers_like_what_is_read():
-    """Token by token: on a device that is not exact, answers part only where two tokens are as likely."""
-    source = random.Random("conversations")
-    histories = [random_history(source) for _ in range(CONVERSATIONS.stop)]
-    answers = differ = 0
-    with Server(None, *OPTIONS, "--cache-ram", "0") as cold, Server(None, *OPTIONS, "--no-recall") as warm:
-        def compare(messages, answer, **fields):
-            nonlocal answers, differ
-            answers += 1
-            differ += parted(ask(cold, messages, **fields, **LOGPROBS), answer)
-
-        for number in CONVERSATIONS:
-            for messages in histories[number]:
-                fields = {"max_tokens": 16, "chat_template_kwargs": {"enable_thinking": len(messages) % 2 == 0}}
-                compare(messages, ask(warm, messages, **fields, **LOGPROBS), **fields)
-            agent = Agent(warm, ("transcript", number), with_reasoning=number % 2 == 0, **LOGPROBS)
-            for _ in range(3):
-                answer = agent.turn()
-                compare(agent.messages[:-1], answer, tools=TOOLS, max_tokens=100)
-        print(f"{differ} of {answers} answers part, each where two tokens are within {TIE} nats")
-        assert metrics(warm)["lily_cache_tokens_total"] > 0
-        assert differ == 0 or not exact(warm)
 
 
 def test_answers_are_remembered_over_a_restart(tmp_path):

@@ -3,6 +3,7 @@
 // that a test of the engine fails where the engine would mislead a real device.
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -26,6 +27,7 @@ struct SeenSlice {
   bool decode = false;  // the empty slice
   bool samples = false;
   uint32_t logits_rows = 0;
+  ReadAs read_as = ReadAs::by_number;
 };
 using SeenPass = std::vector<SeenSlice>;
 
@@ -34,8 +36,13 @@ struct FakeControl {
   using History = std::vector<int32_t>;
   std::chrono::microseconds pass_time{0};
   int state_cost = 0;  // of a state in Backend::state_bytes()
+  // With single_rows a state knows how each of its tokens was read; by number, up to kFewRows are single
+  // ones.
+  ReadingTraits reading{};
+  bool tells_reading = true;  // whether DeviceInfo says so
   // Set before the engine starts; called on the device thread.
   std::function<std::optional<int32_t>(const History&)> script;  // the next token, where not the hash
+  std::function<int32_t(const History&, const std::vector<int32_t>& how)> script_read;  // the same, of both
   std::function<bool(const History&)> not_finite;                // after this history logits are NaN
   std::function<std::optional<Error>(const Pass&)> fail_submit;  // refuses a pass
   std::function<std::optional<Error>(size_t pass)> fail_collect;
@@ -66,6 +73,8 @@ struct FakeControl {
   std::atomic<int> passes_cancelled{0};
 };
 
+inline constexpr size_t kFewRows = 4;
+
 // One of the 256 ids that are bytes of the tiny tokenizer, so that every token shows in the text.
 inline int32_t fake_next_token(const FakeControl::History& history, uint64_t seed) {
   uint64_t hash = 0x9E3779B97F4A7C15ULL ^ seed;
@@ -76,10 +85,14 @@ inline int32_t fake_next_token(const FakeControl::History& history, uint64_t see
   return static_cast<int32_t>(hash % 256);
 }
 
+// How each token of a state was read, where that matters: 0 as a single row; of many rows where those begin
+// that its unit was read with, counted from 1.
+using HowRead = std::vector<int32_t>;
+
 class FakeCheckpoint final : public Checkpoint {
  public:
-  FakeCheckpoint(std::shared_ptr<FakeControl> control, FakeControl::History history)
-      : control_(std::move(control)), history_(std::move(history)) {
+  FakeCheckpoint(std::shared_ptr<FakeControl> control, FakeControl::History history, HowRead how)
+      : control_(std::move(control)), history_(std::move(history)), how_(std::move(how)) {
     ++control_->checkpoints_alive;
   }
   ~FakeCheckpoint() override { --control_->checkpoints_alive; }
@@ -92,7 +105,12 @@ class FakeCheckpoint final : public Checkpoint {
   }
   Result<void> write_rows(uint32_t begin, uint32_t end, ByteSink& sink) const override {
     if (control_->on_write_rows) control_->on_write_rows(begin, end);
-    return sink.write(std::as_bytes(std::span(history_).subspan(begin, end - begin)));
+    if (how_.empty()) return sink.write(std::as_bytes(std::span(history_).subspan(begin, end - begin)));
+    for (uint32_t i = begin; i < end; ++i) {
+      const std::array<int32_t, 2> row{history_[i], how_[i]};
+      LILY_TRY_VOID(sink.write(std::as_bytes(std::span(row))));
+    }
+    return {};
   }
   Result<void> write_rest(ByteSink& sink) const override {
     if (control_->on_write) control_->on_write(length());
@@ -100,10 +118,12 @@ class FakeCheckpoint final : public Checkpoint {
     return sink.write(std::as_bytes(std::span(&length, 1)));
   }
   const FakeControl::History& history() const { return history_; }
+  const HowRead& how() const { return how_; }
 
  private:
   std::shared_ptr<FakeControl> control_;
   FakeControl::History history_;
+  HowRead how_;
 };
 
 class FakeState final : public SequenceState {
@@ -119,7 +139,7 @@ class FakeState final : public SequenceState {
   uint32_t length() const override { return submitted; }
   Result<std::unique_ptr<Checkpoint>> save() override {
     if (in_flight > 0) return fail(ErrorKind::internal, "the fake does not save a state in flight");
-    return std::make_unique<FakeCheckpoint>(control_, history);
+    return std::make_unique<FakeCheckpoint>(control_, history, how);
   }
   Result<void> resume(const Checkpoint& checkpoint) override {
     if (in_flight > 0) breach("resume() of a state in flight");
@@ -128,6 +148,7 @@ class FakeState final : public SequenceState {
       return fail(ErrorKind::internal, "the fake was told to fail");
     }
     history = dynamic_cast<const FakeCheckpoint&>(checkpoint).history();
+    how = dynamic_cast<const FakeCheckpoint&>(checkpoint).how();
     submitted = static_cast<uint32_t>(history.size());
     last_token.reset();
     begun = false;
@@ -146,7 +167,8 @@ class FakeState final : public SequenceState {
   int number() const { return number_; }
   uint32_t capacity() const { return capacity_; }
 
-  FakeControl::History history;       // of computed passes
+  FakeControl::History history;  // of computed passes
+  HowRead how;
   uint32_t submitted = 0;             // tokens of submitted passes
   std::optional<int32_t> last_token;  // sampled, not absorbed
   bool will_have_token = false;       // by the passes submitted
@@ -167,6 +189,7 @@ class FakeBackend final : public Backend {
       : plan_(plan), control_(std::move(control)) {
     info_.name = "fake";
     info_.description = "a hash";
+    if (control_->tells_reading) info_.reading = control_->reading;
   }
   ~FakeBackend() override {
     if (control_->states_alive > 0) breach("the backend was destroyed before its states");
@@ -195,15 +218,25 @@ class FakeBackend final : public Backend {
   Result<std::unique_ptr<Checkpoint>> read_checkpoint(const StoredForm& form, ByteSource& source) override {
     if (control_->on_read) control_->on_read(form.length);
     FakeControl::History history(form.length);
+    HowRead how(control_->reading.single_rows > 0 ? form.length : 0);
     if (form.shared > 0) {
-      const auto& base = dynamic_cast<const FakeCheckpoint&>(*form.base).history();
-      std::copy_n(base.begin(), form.shared, history.begin());
+      const auto& base = dynamic_cast<const FakeCheckpoint&>(*form.base);
+      std::copy_n(base.history().begin(), form.shared, history.begin());
+      if (!how.empty()) std::copy_n(base.how().begin(), form.shared, how.begin());
     }
     int32_t length = 0;
-    LILY_TRY_VOID(source.read(std::as_writable_bytes(std::span(history).subspan(form.shared))));
+    if (how.empty()) {
+      LILY_TRY_VOID(source.read(std::as_writable_bytes(std::span(history).subspan(form.shared))));
+    }
+    for (uint32_t i = form.shared; i < how.size(); ++i) {
+      std::array<int32_t, 2> row{};
+      LILY_TRY_VOID(source.read(std::as_writable_bytes(std::span(row))));
+      history[i] = row[0];
+      how[i] = row[1];
+    }
     LILY_TRY_VOID(source.read(std::as_writable_bytes(std::span(&length, 1))));
     if (length != static_cast<int32_t>(form.length)) breach("a checkpoint was read in another form");
-    return std::make_unique<FakeCheckpoint>(control_, std::move(history));
+    return std::make_unique<FakeCheckpoint>(control_, std::move(history), std::move(how));
   }
 
   Result<Ticket> submit(const Pass& pass) override {
@@ -217,13 +250,16 @@ class FakeBackend final : public Backend {
       auto& state = dynamic_cast<FakeState&>(*slice.state);
       const auto rows = static_cast<uint32_t>(std::max<size_t>(slice.tokens.size(), 1));
       const bool samples = slice.sampling.mode != Sampling::Mode::none;
-      seen.push_back(
-          {state.number(), state.submitted, rows, slice.tokens.empty(), samples, slice.logits_rows});
+      seen.push_back({state.number(), state.submitted, rows, slice.tokens.empty(), samples, slice.logits_rows,
+                      slice.read_as});
       state.submitted += rows;
       state.will_have_token = samples;
       ++state.in_flight;
-      flight.slices.push_back(
-          {&state, {slice.tokens.begin(), slice.tokens.end()}, slice.sampling, slice.logits_rows});
+      flight.slices.push_back({&state,
+                               {slice.tokens.begin(), slice.tokens.end()},
+                               slice.sampling,
+                               slice.logits_rows,
+                               is_many(slice)});
     }
     flights_.push_back(std::move(flight));
     const std::lock_guard lock(control_->mutex);
@@ -260,6 +296,7 @@ class FakeBackend final : public Backend {
     std::vector<int32_t> tokens;
     Sampling sampling;
     uint32_t logits_rows;
+    bool many;
   };
   struct Flight {
     const std::atomic<bool>* cancel;
@@ -290,6 +327,21 @@ class FakeBackend final : public Backend {
     if (rows > plan_.max_rows) breach("more rows than the plan");
   }
 
+  static bool is_many(const Slice& slice) {
+    if (slice.tokens.empty() || slice.read_as == ReadAs::single) return false;
+    return slice.read_as == ReadAs::many || slice.tokens.size() > kFewRows;
+  }
+
+  void note_reading(FakeState& state, size_t rows, bool many) const {
+    const ReadingTraits& reading = control_->reading;
+    if (reading.single_rows == 0) return;
+    const size_t first = state.how.size();
+    for (size_t at = first; at < first + rows; ++at) {
+      const size_t begin = std::max(first, at / reading.unit * reading.unit);
+      state.how.push_back(many ? static_cast<int32_t>(begin) + 1 : 0);
+    }
+  }
+
   // Takes pass_time; false when cancelled meanwhile.
   bool wait(const Flight& flight) {
     const auto end = std::chrono::steady_clock::now() + control_->pass_time;
@@ -310,6 +362,7 @@ class FakeBackend final : public Backend {
     } else {
       state.history.insert(state.history.end(), slice.tokens.begin(), slice.tokens.end());
     }
+    note_reading(state, std::max<size_t>(slice.tokens.size(), 1), slice.many);
     state.last_token.reset();
     if (control_->not_finite && control_->not_finite(state.history)) {
       state.failed = true;
@@ -321,6 +374,7 @@ class FakeBackend final : public Backend {
     std::optional<int32_t> token;
     if (control_->script) token = control_->script(state.history);
     const uint64_t seed = slice.sampling.mode == Sampling::Mode::random ? slice.sampling.seed + 1 : 0;
+    if (control_->script_read) token = control_->script_read(state.history, state.how);
     output.token = token.value_or(fake_next_token(state.history, seed));
     for (const LogitBias& bias : slice.sampling.bias) {
       if (bias.bias > 1e6F) output.token = bias.token;  // nothing else can be the largest

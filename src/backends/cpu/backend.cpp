@@ -27,6 +27,9 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const BackendOptions& options)
       .memory_bytes = host::memory_bytes(),
       .peak_bytes_per_second = 0,
       .features = {}};
+  if (kernels->halves) {  // what is multiplied in bf16 where a prompt is read is not where an answer is
+    device.reading = {.single_rows = Limits::kDefaultChunk, .unit = 1};
+  }
   for (const cpu::IsaListing& isa : cpu::list_isas()) {
     if (isa.usable) {
       device.features.emplace_back(isa.kernels->name);

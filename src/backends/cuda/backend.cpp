@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "backends/cuda/kernels/limits.h"
+#include "backends/cuda/kernels/prefill_launch.h"
 #include "backends/cuda/pass.h"
 #include "backends/host/pass_check.h"
 #include "backends/host/seam.h"
@@ -24,6 +25,8 @@ constexpr int kLimitRuns = 8;
 // 2,048, which is near the best speed and keeps running answers waiting for 43 ms on an H200
 // (docs/BENCHMARKS.md).
 constexpr uint32_t kChunk = 1'024;
+// Rows of a prompt in a pass that are read as single ones: they take about as long as a chunk of many rows.
+constexpr uint32_t kSingleRows = 128;
 
 double gigabytes(uint64_t bytes) { return static_cast<double>(bytes) / 1e9; }
 
@@ -95,7 +98,8 @@ Result<std::unique_ptr<CudaBackend>> CudaBackend::create() {
       .memory_bytes = properties.totalGlobalMem,
       .peak_bytes_per_second = 0,
       .features = {fmt::format("sm_{}", impl.traits.compute_capability)},
-      .chunk = kChunk};
+      .chunk = kChunk,
+      .reading = {.single_rows = kSingleRows, .unit = prefill::kChunk}};
   return backend;
 }
 

@@ -152,7 +152,7 @@ void PassRunner::run(const Pass& pass, PassRecord& record, uint32_t copy) {
 bool PassRunner::is_decode(const Pass& pass, const PassRecord& record) const {
   return pass.probe == nullptr && record.rows <= graphs_.front().size() &&
          std::all_of(record.slices.begin(), record.slices.end(), [](const SliceRecord& s) {
-           return s.rows == 1 && s.keep == Keep::all_rows && s.logits_rows == 0;
+           return s.rows == 1 && !s.many && s.keep == Keep::all_rows && s.logits_rows == 0;
          });
 }
 
@@ -289,7 +289,7 @@ void PassRunner::plan_batches(const PassRecord& record) {
   };
   for (const SliceRecord& slice : record.slices) {
     const bool draft = slice.keep == Keep::until_accept;
-    const bool prefill = !draft && slice.rows > kSmallSlice && model_.takes_prefill();
+    const bool prefill = slice.many && model_.takes_prefill();
     const uint32_t piece = draft ? 1 : prefill ? slice.rows : kSmallRows;
     for (uint32_t first = 0; first < slice.rows; first += piece) {
       add(slice, first, std::min(piece, slice.rows - first), prefill);

@@ -22,6 +22,7 @@ struct Segment {
   // Keep::until_accept: after each row r of a delta_net block both states must be kept, by
   // state->keep_row(layer, r) or by writing to state->kept_conv(layer, r) and kept_delta(layer, r).
   bool provisional;
+  ReadAs read_as = ReadAs::by_number;
 };
 
 class Blocks {

@@ -18,6 +18,7 @@ struct SliceRecord {
   uint32_t position;   // of the first row
   bool feeds_sampled;  // the one row is the token sampled last
   Keep keep;
+  ReadAs read_as;
   uint32_t logits_rows;
   Sampling sampling;  // bias points into PassRecord::bias
 };

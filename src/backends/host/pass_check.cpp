@@ -146,6 +146,7 @@ void record_pass(const Pass& pass, PassRecord& record) {
                              .position = state->length(),
                              .feeds_sampled = slice.tokens.empty(),
                              .keep = slice.keep,
+                             .read_as = slice.read_as,
                              .logits_rows = slice.logits_rows,
                              .sampling = slice.sampling});
     record.slices.back().sampling.bias = {bias, slice.sampling.bias.size()};

@@ -21,6 +21,14 @@ inline uint32_t rows_of(const Slice& slice) {
   return slice.tokens.empty() ? 1 : static_cast<uint32_t>(slice.tokens.size());
 }
 
+// Whether a slice goes through the kernels for many rows, where by number those of up to `small` do not.
+inline bool is_many(const Slice& slice, uint32_t small) {
+  if (slice.keep == Keep::until_accept || slice.tokens.empty() || slice.read_as == ReadAs::single) {
+    return false;
+  }
+  return slice.read_as == ReadAs::many || slice.tokens.size() > small;
+}
+
 template <class State>
 struct SliceRows {
   State* state = nullptr;
@@ -31,6 +39,7 @@ struct SliceRows {
   uint32_t rows = 0;
   uint32_t position = 0;
   bool feeds_sampled = false;
+  bool many = false;  // goes through the kernels for many rows
   Keep keep = Keep::all_rows;
   uint32_t logits_rows = 0;
   uint32_t first_wanted = 0, wanted = 0;  // in the tables; the last is the one that is sampled, if any is
@@ -42,14 +51,15 @@ struct RowCounts {
   uint32_t wanted = 0;  // rows whose logits are computed
 };
 
-// Single rows first, then slices of up to `small` rows, then drafts, then long slices: batches are
-// consecutive rows. Every state has one more pass in flight. `Record` derives from SliceRows<State> or is it.
+// Single rows first, then slices of several that are read as such, then drafts, then slices of many rows:
+// batches are consecutive rows. `small`: as is_many(). Every state has one more pass in flight. `Record`
+// derives from SliceRows<State> or is it.
 template <class State, class Record>
 RowCounts order_rows(const Pass& pass, uint32_t small, std::vector<Record>& records) {
   records.clear();
   RowCounts counts;
   const auto rank = [small](const Slice& slice) {
-    return slice.keep == Keep::until_accept ? 2 : rows_of(slice) == 1 ? 0 : rows_of(slice) <= small ? 1 : 3;
+    return slice.keep == Keep::until_accept ? 2 : is_many(slice, small) ? 3 : rows_of(slice) == 1 ? 0 : 1;
   };
   for (int turn = 0; turn < 4; ++turn) {
     for (uint32_t i = 0; i < pass.slices.size(); ++i) {
@@ -70,6 +80,7 @@ RowCounts order_rows(const Pass& pass, uint32_t small, std::vector<Record>& reco
                 .rows = rows,
                 .position = state->length(),
                 .feeds_sampled = slice.tokens.empty(),
+                .many = is_many(slice, small),
                 .keep = slice.keep,
                 .logits_rows = slice.logits_rows,
                 .first_wanted = counts.wanted,

@@ -109,7 +109,7 @@ Result<void> PassRunner::begin(PassRecord& record, Output& output) {
       std::for_each(ids.begin() + 1, ids.end(), [&](int32_t id) { answer.counts.add(id); });
     }
     const auto first_row = static_cast<uint32_t>(ids_.size());
-    segments_.push_back({slice.state, first_row, slice.rows, slice.position, provisional});
+    segments_.push_back({slice.state, first_row, slice.rows, slice.position, provisional, slice.read_as});
     ids_.insert(ids_.end(), ids.begin(), ids.end());
     const bool samples = slice.sampling.mode != Sampling::Mode::none;
     const uint32_t count = std::max<uint32_t>(slice.logits_rows, samples ? 1 : 0);

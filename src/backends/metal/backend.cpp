@@ -76,7 +76,8 @@ MetalBackend::MetalBackend(std::unique_ptr<Device> device, std::string name)
                  .description = fmt::format("{}, {:.0f} GB", traits.name, gigabytes(traits.memory_bytes)),
                  .memory_bytes = traits.memory_bytes,
                  .peak_bytes_per_second = 0,
-                 .features = {}};
+                 .features = {},
+                 .reading = {.single_rows = DeviceModel::kSmallRows, .unit = kDeltaChunk}};
   impl_->device = std::move(device);
 }
 MetalBackend::~MetalBackend() = default;

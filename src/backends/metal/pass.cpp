@@ -155,10 +155,16 @@ void PassRunner::plan_batches(const PassRecord& record) {
   const uint32_t piece_rows = std::min(DeviceModel::kPieceRows, std::max(plan_.chunk, 1U));
   for (const SliceRecord& slice : record.slices) {
     const bool draft = slice.keep == Keep::until_accept;
-    const bool many = !draft && slice.rows > kSmallSlice;
+    // Without room for a chunk there is none for the kernels for many rows either.
+    const bool many = slice.many && plan_.chunk > DeviceModel::kSmallRows;
     const uint32_t most = draft ? 1 : many ? piece_rows : DeviceModel::kSmallRows;
-    for (uint32_t first = 0; first < slice.rows; first += most) {
-      add(slice, first, std::min(most, slice.rows - first), many);
+    for (uint32_t first = 0; first < slice.rows;) {
+      // Pieces of many rows end where chunks of the delta rule do, as slices of them may
+      // (DeviceInfo::reading).
+      const uint32_t past = many && most >= kDeltaChunk ? (slice.position + first) % kDeltaChunk : 0;
+      const uint32_t rows = std::min(most - past, slice.rows - first);
+      add(slice, first, rows, many);
+      first += rows;
     }
   }
   for (Piece& piece : pieces_) {

@@ -265,22 +265,24 @@ TEST_F(KeeperTest, ChunksAreCutAtMarksAlikeColdAndWarm) {
 TEST_F(KeeperTest, MarksThatWouldSpareFewTokensAreLeftOut) {
   const Plan plan = *make_plan(kTiny, {});
   FakeBackend backend(plan, control);
-  const auto made = Keeper::create(backend, plan, {.cache_bytes = 1});
+  const auto made =
+      Keeper::create(backend, plan, {.cache_bytes = 1}, ReadingRule({}, *make_tiny_tokenizer()));
   ASSERT_TRUE(made);
   const Keeper& keeper = **made;
   GenerationRequest asked = request(5000, 1);
   asked.marks = {30, 100, 130, 2040, 4900, 4990, 4998};
+  const Reading any;
   using Stops = std::vector<uint32_t>;
-  EXPECT_EQ(keeper.stops(asked, 0, 256), (Stops{130, 2048, 4096, 4900, 4998}));
-  EXPECT_EQ(keeper.stops(asked, 100, 256), (Stops{2048, 4096, 4900, 4998}));
-  EXPECT_EQ(keeper.stops(asked, 4990, 256), Stops{});
-  EXPECT_EQ(keeper.stops(asked, 0, 1000), (Stops{130, 2040, 3000, 4900, 4998}));
+  EXPECT_EQ(keeper.stops(asked, any, 0, 256), (Stops{130, 2048, 4096, 4900, 4998}));
+  EXPECT_EQ(keeper.stops(asked, any, 100, 256), (Stops{2048, 4096, 4900, 4998}));
+  EXPECT_EQ(keeper.stops(asked, any, 4990, 256), Stops{});
+  EXPECT_EQ(keeper.stops(asked, any, 0, 1000), (Stops{130, 2040, 3000, 4900, 4998}));
   // The end of the system turn goes before a mark that is near it: other conversations begin with it too.
   asked.turns = {{0, "system"}, {4960, "user"}, {4996, "assistant"}};
   asked.marks = {4960, 4998};
-  EXPECT_EQ(keeper.stops(asked, 0, 256), (Stops{2048, 4096, 4960}));
+  EXPECT_EQ(keeper.stops(asked, any, 0, 256), (Stops{2048, 4096, 4960}));
   asked.turns[0].role = "user";
-  EXPECT_EQ(keeper.stops(asked, 0, 256), (Stops{2048, 4096, 4998}));
+  EXPECT_EQ(keeper.stops(asked, any, 0, 256), (Stops{2048, 4096, 4998}));
 }
 
 TEST_F(KeeperTest, WithoutABudgetNothingIsKept) {

@@ -46,6 +46,26 @@ TEST(Scheduler, ShortPromptsShareAPassButNoChunkIsCut) {
   EXPECT_EQ(rows_of(schedule(running, 8)), (Rows{{0, 0, 3}, {2, 0, 4}}));
 }
 
+TEST(Scheduler, SlicesEndWhereTheyMust) {
+  SequenceProgress prompt = reading(100, 8);
+  prompt.end = 13;
+  EXPECT_EQ(rows_of(schedule(std::vector{prompt}, 8)), (Rows{{0, 8, 5}}));
+  prompt.end = 30;
+  EXPECT_EQ(rows_of(schedule(std::vector{prompt}, 8)), (Rows{{0, 8, 8}}));
+}
+
+// So many of them as a slice may have cost as much as a chunk, wherever they begin.
+TEST(Scheduler, SingleRowsCostMore) {
+  SequenceProgress said = reading(100, 7);
+  said.single = true;
+  EXPECT_EQ(rows_of(schedule(std::vector{said}, 16, 4)), (Rows{{0, 7, 4}}));
+  said.end = 9;
+  EXPECT_EQ(rows_of(schedule(std::vector{said, reading(100, 8, 1), said}, 16, 4)),
+            (Rows{{0, 7, 2}, {2, 7, 2}}))
+      << "nothing is left for the 8 rows that came last";
+  EXPECT_EQ(rows_of(schedule(std::vector{said, reading(100, 8)}, 16, 4)), (Rows{{0, 7, 2}, {1, 8, 8}}));
+}
+
 TEST(Scheduler, WhoWaitedLongestIsFirst) {
   const std::vector<SequenceProgress> running{reading(100, 8, 7), reading(100, 8, 5), reading(100, 8, 6)};
   EXPECT_EQ(rows_of(schedule(running, 8)), (Rows{{1, 8, 8}}));

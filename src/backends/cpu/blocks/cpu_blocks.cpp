@@ -161,7 +161,9 @@ void for_batches(std::span<const host::Segment> segments, bool has_halves, std::
     rows = 0;
   };
   for (const host::Segment& segment : segments) {
-    const bool halves = has_halves && segment.rows >= kLongSegment;
+    const bool is_long = segment.read_as == ReadAs::many ||
+                         (segment.read_as == ReadAs::by_number && segment.rows >= kLongSegment);
+    const bool halves = has_halves && is_long;
     if (!pieces.empty() && pieces[0].halves != halves) {
       flush();
     }
