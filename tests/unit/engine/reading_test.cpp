@@ -338,6 +338,32 @@ TEST_F(ConversationsTest, SoAreThoseFromDiskInOtherChunks) {
   EXPECT_GT(read, 10U);
 }
 
+// Texts without turns that go on where they were answered, or in another way.
+TEST_F(ConversationsTest, SoAreThoseToRawTexts) {
+  uint64_t spared = 0;
+  for (uint32_t seed = 0; seed < 12; ++seed) {
+    const Served served(*tokenizer, 16, {.cache_bytes = 10'000, .unsaved_seconds = 0});
+    std::mt19937 random(seed);
+    const auto write = [&](Tokens& text, size_t count) {
+      for (size_t i = 0; i < count; ++i) text.push_back('a' + static_cast<int32_t>(random() % 26));
+    };
+    GenerationRequest request;
+    request.max_tokens = 30;
+    request.stop_ids = {kEnd};
+    request.sampling.mode = Sampling::Mode::greedy;
+    write(request.prompt, 50);
+    for (int turn = 0; turn < 10; ++turn) {
+      write(request.prompt, 1 + random() % 150);
+      const Answer answer = served.ask(request);
+      EXPECT_EQ(answer, cold.ask(request)) << "seed " << seed << ", turn " << turn;
+      for (const char c : answer.content) request.prompt.push_back(static_cast<unsigned char>(c));
+      if (random() % 4 == 0) request.prompt.resize(request.prompt.size() - random() % 40);
+    }
+    spared += served.engine->metrics().cache.tokens;
+  }
+  EXPECT_GT(spared, 10'000U);
+}
+
 // The double tells: an engine that does not know of it answers otherwise where something is kept.
 TEST_F(ConversationsTest, AnEngineThatReadsAnyhowAnswersOtherwise) {
   const Served before(*tokenizer, 16, {.cache_bytes = 0}, /*tells=*/false);
