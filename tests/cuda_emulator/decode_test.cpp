@@ -2,6 +2,7 @@
 // reference, and to the bit whatever the companions of a row.
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <deque>
@@ -73,6 +74,21 @@ struct Sequence {
   }
   uint32_t length = 0;
 };
+
+PackedMatrix packed(const Recipe& recipe, std::deque<Memory>& memories) {
+  auto form = packed_form(recipe, "a matrix");
+  EXPECT_TRUE(form.has_value());
+  EXPECT_EQ(form->wide, 0U);
+  Memory& memory = memories.emplace_back(packed_bytes(*form));
+  for (uint32_t m = 0; m < form->matrices; ++m) {
+    for (uint32_t block = 0; block < form->row_blocks; ++block) {
+      pack_block(recipe, *form, m, block,
+                 memory.as() + (size_t{m} * form->row_blocks + block) * block_bytes(*form));
+    }
+  }
+  form->tiles = memory.as();
+  return *form;
+}
 
 // A layer as the kernels of decode.h take it; the vectors of the other kind of mixer are null.
 struct Layer {
@@ -151,20 +167,7 @@ class Model {
   const std::vector<uint32_t>& used() const { return used_; }
 
  private:
-  PackedMatrix packed(const Recipe& recipe) {
-    auto form = packed_form(recipe, "a matrix");
-    EXPECT_TRUE(form.has_value());
-    EXPECT_EQ(form->wide, 0U);
-    Memory& memory = memory_.emplace_back(packed_bytes(*form));
-    for (uint32_t m = 0; m < form->matrices; ++m) {
-      for (uint32_t block = 0; block < form->row_blocks; ++block) {
-        pack_block(recipe, *form, m, block,
-                   memory.as() + (size_t{m} * form->row_blocks + block) * block_bytes(*form));
-      }
-    }
-    form->tiles = memory.as();
-    return *form;
-  }
+  PackedMatrix packed(const Recipe& recipe) { return lily::cuda::packed(recipe, memory_); }
   const float* floats(const std::vector<float>& values) {
     Memory& memory = memory_.emplace_back(values.size() * 4);
     std::memcpy(memory.as(), values.data(), values.size() * 4);
@@ -186,7 +189,7 @@ class Model {
   }
 
   const Dims dims_;
-  std::vector<Memory> memory_;
+  std::deque<Memory> memory_;
   std::vector<Layer> layers_;
   std::vector<const float*> norms_;
   PackedMatrix head_{};
@@ -288,6 +291,7 @@ std::vector<float> Model::step(const std::vector<Sequence*>& of, const std::vect
                           .warps = 4},
                          nullptr));
     } else {
+      const LaunchShape shape = delta_step_shape(w.in_proj, dims_, count, rows, traits);
       must(launch_delta_step({.dims = dims_,
                               .segments = segments.data(),
                               .segment_count = count,
@@ -301,7 +305,9 @@ std::vector<float> Model::step(const std::vector<Sequence*>& of, const std::vect
                               .out = ws.heads_feed(),
                               .first_row = 0,
                               .single = each == 1 ? 1U : 0U,
-                              .shared = 0},
+                              .blocks = shape.blocks,
+                              .stages = shape.stages,
+                              .shared = shape.shared},
                              nullptr));
     }
     project(w.out_proj, ws.heads_feed(), attends ? Scaling::none : Scaling::head, nullptr,
@@ -470,6 +476,141 @@ TEST_F(Decode, RowsOfASequenceAreThoseOfSingleSteps) {
         EXPECT_EQ(std::memcmp(together[i].table[page], single[i].table[page], page_elements(d) * 2), 0);
       }
     }
+  }
+}
+
+// A matrix of so many outputs that its blocks take them in turns, an odd number of units of 16: rows together
+// have the bits that each has alone.
+TEST(Project, RowsOfATallMatrixHaveTheSameBitsAlone) {
+  const DeviceTraits traits{.multiprocessors = 3, .compute_capability = 90, .shared_bytes = 227 * 1024};
+  Shape shape = kTiny.with_layers(4);
+  shape.vocab = 1024 * kTileRows + 7;
+  const test::RandomWeights weights(shape);
+  std::deque<Memory> memories;
+  const PackedMatrix w = packed({.matrices = {{weights.get().head.lm_head}}}, memories);
+  EXPECT_EQ(w.row_blocks, 1025U);
+  const uint32_t ld = padded(w.rows);
+  Memory x(size_t{kSmallRows} * shape.hidden * 2);
+  Memory squares(size_t{kSmallRows} * shape.hidden / kFeedBlock * 4);
+  for (size_t i = 0; i < size_t{kSmallRows} * shape.hidden; ++i) {
+    x.as<uint16_t>()[i] = static_cast<uint16_t>(std::bit_cast<uint32_t>(test::normal(1, i)) >> 16);
+  }
+  for (size_t i = 0; i < size_t{kSmallRows} * shape.hidden / kFeedBlock; ++i) {
+    squares.as<float>()[i] = 1 + std::abs(test::normal(2, i));
+  }
+  const auto run = [&](uint32_t first, uint32_t rows, Scaling scaling) {
+    std::vector<float> y(size_t{rows} * ld, NAN);
+    const LaunchShape launch = project_shape(w, rows, traits);
+    EXPECT_EQ(projects_in_turns(w, rows), rows > kFewRows);
+    EXPECT_LE(launch.shared, traits.shared_bytes);
+    must(launch_project({.w = w,
+                         .feed = Feed{x.as<uint16_t>(), squares.as<float>()}.from(first, shape.hidden),
+                         .y = y.data(),
+                         .ld_y = ld,
+                         .rows = rows,
+                         .scaling = scaling,
+                         .to = {},
+                         .stages = launch.stages,
+                         .blocks = launch.blocks,
+                         .shared = launch.shared},
+                        nullptr));
+    return y;
+  };
+  for (const Scaling scaling : {Scaling::row, Scaling::none}) {
+    const uint32_t compared[] = {0, 2, 10, 16, 31};
+    std::map<uint32_t, std::vector<float>> alone;
+    for (const uint32_t row : compared) {
+      alone[row] = run(row, 1, scaling);
+    }
+    for (const uint32_t rows : {3U, 11U, 32U}) {
+      const auto together = run(0, rows, scaling);
+      for (const uint32_t row : compared) {
+        if (row < rows) {
+          EXPECT_EQ(std::memcmp(together.data() + size_t{row} * ld, alone[row].data(), size_t{ld} * 4), 0)
+              << "row " << row << " of " << rows;
+        }
+      }
+    }
+  }
+}
+
+// More segments than there are blocks for, some with several rows: what each leaves is what it leaves alone.
+TEST(DeltaStep, SegmentsHaveTheSameBitsAlone) {
+  const DeviceTraits traits{.multiprocessors = 5, .compute_capability = 90, .shared_bytes = 227 * 1024};
+  const Dims d = dims_of(kTiny);
+  const uint32_t ld = padded(conv_channels(d) + value_width(d) + 2 * d.v_heads);
+  const auto random = [](size_t count, uint64_t seed) {
+    std::vector<float> values(count);
+    for (size_t i = 0; i < count; ++i) {
+      values[i] = test::normal(seed, i);
+    }
+    return values;
+  };
+  const auto mixed = random(size_t{kSmallRows} * ld, 1);
+  const auto conv = random(size_t{kConvTaps} * conv_channels(d), 2);
+  const auto bias = random(d.v_heads, 3);
+  const auto norm = random(kDeltaDim, 4);
+  const std::vector<float> rate(d.v_heads, 0.7F);
+  constexpr uint32_t kSegments = kDeltaRingSegments + 4;
+  Dims one_layer = d;
+  one_layer.layers = 1;
+  std::deque<Sequence> together, alone;
+  std::vector<Segment> segments, own;
+  uint32_t rows = 0;
+  for (uint32_t i = 0; i < kSegments; ++i) {
+    const uint32_t count = i % 3 == 0 ? 2 : 1;
+    for (auto& [sequences, list] : {std::pair(&together, &segments), std::pair(&alone, &own)}) {
+      Sequence& of = sequences->emplace_back(one_layer);
+      for (size_t j = 0; j < recurrent_stride(d); ++j) {
+        of.recurrent.as<float>()[j] = 0.1F * test::normal(100 + i, j);
+      }
+      list->push_back({of.recurrent.as<float>(), nullptr, rows, count, 5 + i, 0});
+    }
+    rows += count;
+  }
+  ASSERT_LE(rows, kSmallRows);
+  PackedMatrix in_proj{};
+  in_proj.row_blocks = ld / kTileRows;
+  in_proj.k_tiles = 4;
+  in_proj.planes = 1;
+  in_proj.tile_bytes = tile_bytes_of(1, 0);
+  const auto run = [&](const Segment* of, uint32_t count, uint32_t of_rows) {
+    std::pair out(Memory(size_t{kSmallRows} * value_width(d) * 2),
+                  Memory(size_t{kSmallRows} * value_width(d) / kFeedBlock * 4));
+    const LaunchShape shape = delta_step_shape(in_proj, d, count, of_rows, traits);
+    must(launch_delta_step({.dims = d,
+                            .segments = of,
+                            .segment_count = count,
+                            .mixed = mixed.data(),
+                            .ld = ld,
+                            .layer = 0,
+                            .conv = conv.data(),
+                            .decay_rate = rate.data(),
+                            .dt_bias = bias.data(),
+                            .norm = norm.data(),
+                            .out = {out.first.as<uint16_t>(), out.second.as<float>()},
+                            .first_row = 0,
+                            .single = 0,
+                            .blocks = shape.blocks,
+                            .stages = shape.stages,
+                            .shared = shape.shared},
+                           nullptr));
+    return out;
+  };
+  const auto found = run(segments.data(), kSegments, rows);
+  for (uint32_t i = 0; i < kSegments; i += 3) {
+    const auto expected = run(&own[i], 1, own[i].rows);
+    EXPECT_EQ(std::memcmp(segments[i].recurrent, own[i].recurrent, recurrent_stride(d) * 4), 0)
+        << "state " << i;
+    const size_t first = size_t{own[i].first_row} * value_width(d);
+    const size_t count = size_t{own[i].rows} * value_width(d);
+    EXPECT_EQ(
+        std::memcmp(found.first.as<uint16_t>() + first, expected.first.as<uint16_t>() + first, count * 2), 0)
+        << "outputs " << i;
+    EXPECT_EQ(std::memcmp(found.second.as<float>() + first / kFeedBlock,
+                          expected.second.as<float>() + first / kFeedBlock, count / kFeedBlock * 4),
+              0)
+        << "squares " << i;
   }
 }
 

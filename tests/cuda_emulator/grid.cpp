@@ -133,7 +133,10 @@ void Grid::finish_due() {
       continue;
     }
     changed_ = round_;
-    if (l.barrier != nullptr) {
+    if (l.storing != nullptr) {
+      std::memcpy(l.copy.to, l.copy.from, l.copy.bytes);
+      --l.storing->stores;
+    } else if (l.barrier != nullptr) {
       std::memcpy(l.copy.to, l.copy.from, l.copy.bytes);
       complete(*l.barrier, l.copy.bytes);
     } else {
@@ -150,6 +153,10 @@ void Grid::copy_later(const AsyncCopy& copy, CopyBarrier& barrier) {
   }
   std::memset(copy.to, 0xff, copy.bytes);
   later_.push_back({round_ + 1 + random() % options_.delay, copy, &barrier, nullptr, 0});
+}
+void Grid::store_block_later(const AsyncCopy& copy, Thread& thread) {
+  ++thread.stores;
+  later_.push_back({round_ + 1 + random() % options_.delay, copy, nullptr, nullptr, 0, &thread});
 }
 void Grid::store_later(uint64_t* to, uint64_t word) {
   later_.push_back({round_ + random() % options_.delay, {}, nullptr, to, word});

@@ -52,6 +52,7 @@ struct Thread {
   bool done = false;
   std::vector<std::vector<AsyncCopy>> groups;  // of copies that were committed and not waited for
   std::vector<AsyncCopy> open;
+  uint32_t stores = 0;  // blocks that it has stored from shared memory and that are still read there
 };
 struct Block {
   Index3 index;
@@ -83,6 +84,7 @@ class Grid {
   void wait_until(const std::function<bool()>& ready);
 
   void copy_later(const AsyncCopy& copy, CopyBarrier& barrier);
+  void store_block_later(const AsyncCopy& copy, Thread& thread);  // reads only when it is due
   void store_later(uint64_t* to, uint64_t word);
   void store_after_all(uint64_t* to, uint64_t word);  // and after all other words of now
   CopyBarrier& barrier(void* at);
@@ -96,6 +98,7 @@ class Grid {
     CopyBarrier* barrier;
     uint64_t* to;
     uint64_t word;
+    Thread* storing = nullptr;
   };
   uint64_t random();
   void finish_due();

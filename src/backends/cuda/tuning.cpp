@@ -34,6 +34,11 @@ LaunchShape with_staged(LaunchShape shape, uint32_t more, const DeviceTraits& de
 }  // namespace
 
 LaunchShape project_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits& device) {
+  if (projects_in_turns(w, rows)) {
+    const uint32_t blocks = device.multiprocessors;
+    return fit(blocks, 8, 100, device,
+               [&](uint32_t stages) { return project_shared_bytes(w, stages, rows, blocks); });
+  }
   const uint32_t of_block = project_rows_of_block(w, rows);
   const uint32_t most = std::max(device.multiprocessors / ((rows + of_block - 1) / of_block), 1U);
   const uint32_t units = (w.row_blocks + most - 1) / most;
@@ -60,10 +65,19 @@ LaunchShape down_shape(const PackedMatrix& w, uint32_t rows, const DeviceTraits&
              : with_staged(fit(device.multiprocessors, 2, 100, device, bytes), down_staged_bytes(w), device);
 }
 
-uint32_t delta_step_shared(const PackedMatrix& in_proj, uint32_t rows, const DeviceTraits& device) {
+LaunchShape delta_step_shape(const PackedMatrix& in_proj, const Dims& dims, uint32_t segments, uint32_t rows,
+                             const DeviceTraits& device) {
   constexpr uint32_t kOwn = 8 * 1024;  // its static shared memory, and what the driver keeps for each block
-  const uint32_t taken = project_shape(in_proj, rows, device).shared + kOwn;
-  return rows == 1 && taken < device.shared_bytes ? device.shared_bytes - taken : 0;
+  if (segments <= kDeltaRingSegments) {
+    const uint32_t taken = project_shape(in_proj, rows, device).shared + kOwn;
+    return {0, 0, rows == 1 && taken < device.shared_bytes ? device.shared_bytes - taken : 0};
+  }
+  const uint32_t heads = segments * dims.v_heads;
+  const uint32_t each = (heads + device.multiprocessors - 1) / device.multiprocessors;
+  const DeviceTraits left{.multiprocessors = device.multiprocessors,
+                          .compute_capability = device.compute_capability,
+                          .shared_bytes = device.shared_bytes - kDeltaRingStatic};
+  return fit((heads + each - 1) / each, std::min(each, 3U), 100, left, delta_ring_bytes);
 }
 
 uint32_t attend_warps(const DeviceTraits& device) { return device.shared_bytes >= 160 * 1024 ? 4 : 2; }

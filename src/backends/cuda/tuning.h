@@ -34,9 +34,11 @@ uint32_t rows_at_once(uint32_t rows, const DeviceTraits& device, ShapeOf&& shape
   }
   return rows;
 }
-// Shared memory that the delta step of one row asks for: what the projection before it leaves. It begins
-// beside that one, so that no multiprocessor gets two of its blocks.
-uint32_t delta_step_shared(const PackedMatrix& in_proj, uint32_t rows, const DeviceTraits& device);
+// The delta step. Of one row it asks for the shared memory that the projection before it leaves: it begins
+// beside that one, so that no multiprocessor gets two of its blocks. Of more than kDeltaRingSegments: blocks
+// with the same number of heads, and as many stages as there is room for.
+LaunchShape delta_step_shape(const PackedMatrix& in_proj, const Dims& dims, uint32_t segments, uint32_t rows,
+                             const DeviceTraits& device);
 uint32_t attend_warps(const DeviceTraits& device);
 
 }  // namespace lily::cuda

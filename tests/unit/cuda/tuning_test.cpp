@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include "backends/cuda/dims.h"
+
 namespace lily::cuda {
 namespace {
+
+const Dims kDims = dims_of(kQwen36);
 
 PackedMatrix matrix(uint32_t rows, uint32_t cols, uint32_t planes, uint32_t wide) {
   PackedMatrix m{};
@@ -45,7 +49,7 @@ TEST_P(Tuning, EveryLaunchFits) {
         const auto leave = [&](uint32_t r) { return down_shape(down, r, device); };
         EXPECT_LE(leave(rows_at_once(rows, device, leave)).shared, device.shared_bytes)
             << "down, " << planes << " planes, wide " << wide << ", " << rows << " rows";
-        EXPECT_LT(delta_step_shared(in_proj, rows, device), device.shared_bytes);
+        EXPECT_LT(delta_step_shape(in_proj, kDims, rows, rows, device).shared, device.shared_bytes);
       }
     }
   }
@@ -57,6 +61,9 @@ TEST(TuningH200, TakesAllRowsAtOnce) {
   EXPECT_EQ(rows_at_once(32, h200, [&](uint32_t r) { return gate_up_shape(gate_up, r, h200); }), 32U);
   const auto out_proj = matrix(2048, 4096, 1, 0);
   EXPECT_EQ(rows_at_once(32, h200, [&](uint32_t r) { return project_shape(out_proj, r, h200); }), 32U);
+  const LaunchShape delta = delta_step_shape(matrix(12'352, 2048, 1, 0), kDims, 32, 32, h200);
+  EXPECT_EQ(delta.stages, 3U);
+  EXPECT_EQ(delta.blocks * 8, 32U * 32);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -9,6 +9,7 @@ Result<void> DeviceModel::delta_net(uint32_t layer, const Batch& batch) {
   }
   const Places at = places(layer, batch);
   LILY_TRY_VOID(project(w.in_proj, at.before.feed, Scaling::row, batch.rows, at.mixed, at.relays.in_proj));
+  const LaunchShape shape = delta_step_shape(w.in_proj, dims_, batch.segment_count, batch.rows, traits_);
   const DeltaStepArgs step{.dims = dims_,
                            .segments = batch.segments,
                            .segment_count = batch.segment_count,
@@ -23,7 +24,9 @@ Result<void> DeviceModel::delta_net(uint32_t layer, const Batch& batch) {
                            .first_row = batch.first_row,
                            .single = batch.single ? 1U : 0U,
                            .relay = at.relays.mixer,
-                           .shared = delta_step_shared(w.in_proj, batch.rows, traits_)};
+                           .blocks = shape.blocks,
+                           .stages = shape.stages,
+                           .shared = shape.shared};
   LILY_TRY_VOID(check(launch_delta_step(step, queue_), "the delta rule"));
   return project_to_stream(w.out_proj, at.heads, Scaling::head, batch.rows, at.mixer, at.relays.out_proj);
 }

@@ -89,10 +89,15 @@ struct DeltaStepArgs {
   uint32_t first_row;  // of the launch in the stream: segments count rows from there
   uint32_t single;     // every segment has one row: the step itself writes the convolution ring
   Relay relay;         // with `single` only
-  uint32_t shared;     // bytes of dynamic shared memory, which it does not use: tuning.h
+  // Of more than kDeltaRingSegments segments: blocks, and the states that a block has room for.
+  uint32_t blocks;
+  uint32_t stages;
+  uint32_t shared;  // bytes of dynamic shared memory; others do not use it: tuning.h
 };
 int launch_delta_step(const DeltaStepArgs& args, Stream queue);
-inline constexpr uint32_t kDeltaColumns = 32;  // of a block
+inline constexpr uint32_t kDeltaRingSegments = 16;
+inline constexpr uint32_t kDeltaRingStatic = 12 * 1024;  // at most, bytes of its static shared memory
+inline constexpr uint32_t kDeltaColumns = 32;            // of a block
 
 // Attention of rows that each belong to a segment.
 struct AttendArgs {
@@ -182,11 +187,14 @@ int launch_prepare(const StreamArgs& to, const uint32_t* rows_of, uint32_t rows,
 int launch_rotary(float* table, const float* frequencies, uint32_t positions, Stream queue);
 
 // Sizes of dynamic shared memory for the launches above.
-// Rows that a block of a projection takes: for the others there are more blocks.
+// Whether a projection has blocks that take all its outputs in turns (project_tall.cu), and the rows that a
+// block takes: for the others there are more blocks.
+bool projects_in_turns(const PackedMatrix& w, uint32_t rows);
 uint32_t project_rows_of_block(const PackedMatrix& w, uint32_t rows);
 uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks);
 uint32_t gate_up_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks);
 uint32_t down_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows);
+uint32_t delta_ring_bytes(uint32_t stages);
 // Of many rows: more, with which inputs need not be asked for late.
 uint32_t gate_up_staged_bytes(const PackedMatrix& w);
 uint32_t down_staged_bytes(const PackedMatrix& w);

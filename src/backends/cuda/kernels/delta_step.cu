@@ -1,6 +1,8 @@
 // Gated DeltaNet, token by token: the convolution, the norms of q and k, the gates, the delta rule and the
-// gated norm, fused. A block owns a strip of one head of one segment, or of many segments a whole head.
-#include "backends/cuda/kernels/delta_step.cuh"
+// gated norm, fused. A block owns a strip of one head of one segment, or of several segments a whole head;
+// delta_ring.cu has many.
+#include "backends/cuda/kernels/delta_head.cuh"
+#include "backends/cuda/kernels/delta_ring.cuh"
 
 namespace lily::cuda {
 namespace {
@@ -10,18 +12,6 @@ using namespace delta;  // NOLINT(google-build-using-namespace)
 struct BlockSync {
   __device__ __forceinline__ void operator()() const { __syncthreads(); }
 };
-
-// One warp: 32 outputs of a row.
-template <bool kRelayed>
-__device__ __forceinline__ void put_out(const DeltaStepArgs& a, uint32_t row, uint32_t input, float o,
-                                        float gate) {
-  const uint32_t width = value_width(a.dims);
-  put_input<kRelayed>(a.out.x + size_t{row} * width, input, o * gate, true);
-  const float square = sum_lanes<kFeedBlock>(o * o);
-  if (input % kFeedBlock == 0) {
-    write<kRelayed>(a.out.squares + size_t{row} * (width / kFeedBlock) + input / kFeedBlock, square);
-  }
-}
 
 template <bool kRelayed>
 __device__ __forceinline__ TokenInputs load_inputs(const DeltaStepArgs& a, const Place& place,
@@ -104,82 +94,8 @@ __global__ void __launch_bounds__(kWarps * 32, 4) delta_step_kernel(DeltaStepArg
 }
 
 // ---- Whole heads ----------------------------------------------------------------------------------------
-// Of more than kStripSegments segments a block owns a whole head: there are blocks enough, and what does not
-// depend on the column is worked out for all of them at once. A lane has four columns of its warp's keys. The
-// sums are those of step().
+// Of more than kStripSegments segments a block owns a whole head: there are blocks enough.
 constexpr uint32_t kStripSegments = 4;
-constexpr uint32_t kEach = kDeltaDim / 32;  // columns of a lane
-
-struct HeadShared {
-  float q[kDeltaDim], k[kDeltaDim], v[kDeltaDim];
-  float squares[kWarps];
-  float decay, beta;
-  float4 change[kWarps][32], out[kWarps][32];
-};
-
-__device__ __forceinline__ float4 sum_of_warps(const float4 (&of)[kWarps][32], uint32_t lane) {
-  float4 sum = make_float4(0, 0, 0, 0);
-#pragma unroll
-  for (uint32_t w = 0; w < kWarps; ++w) {
-    const float4 x = of[w][lane];
-    sum.x += x.x;
-    sum.y += x.y;
-    sum.z += x.z;
-    sum.w += x.w;
-  }
-  return sum;
-}
-
-// What a block works on, and a thread's channels: one of q or k, and in the first four warps one of v. The
-// other warps work out the gates.
-struct Head {
-  uint32_t head, key_channel, value_channel;
-  float rate, dt_bias;
-  __device__ __forceinline__ explicit Head(const DeltaStepArgs& a)
-      : head(blockIdx.x),
-        key_channel((threadIdx.x / kDeltaDim) * a.dims.k_heads * kDeltaDim +
-                    head / (a.dims.v_heads / a.dims.k_heads) * kDeltaDim + threadIdx.x % kDeltaDim),
-        value_channel(2 * a.dims.k_heads * kDeltaDim + head * kDeltaDim + threadIdx.x % kDeltaDim),
-        rate(a.decay_rate[head]),
-        dt_bias(a.dt_bias[head]) {}
-};
-
-// What a thread needs of a token's projections: the input of its channel of q or k; of its channel of v, or
-// in the fifth and sixth warp of a gate; and in the first four warps the gate of an output.
-struct HeadInputs {
-  float key, other, z;
-};
-__device__ __forceinline__ HeadInputs load_head_inputs(const DeltaStepArgs& a, const Head& head,
-                                                       uint32_t row) {
-  const float* const mixed = a.mixed + size_t{row} * a.ld;
-  const float* const gates = mixed + conv_channels(a.dims) + value_width(a.dims);
-  const bool decays = threadIdx.x / 32 == kDeltaDim / 32;
-  return {load_l2(mixed + head.key_channel),
-          load_l2(threadIdx.x < kDeltaDim ? mixed + head.value_channel
-                  : decays                ? gates + head.head
-                                          : gates + a.dims.v_heads + head.head),
-          load_l2(mixed + conv_channels(a.dims) + head.head * kDeltaDim + threadIdx.x % kDeltaDim)};
-}
-
-// Before the first barrier of a token: q, k and v of the head, and its gates.
-__device__ __forceinline__ void prepare_token(HeadShared& sh, const Head& head, Channels& of,
-                                              const HeadInputs& in) {
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t warp = threadIdx.x / 32;
-  const float x = convolve(of.key, in.key);
-  (threadIdx.x < kDeltaDim ? sh.q : sh.k)[threadIdx.x % kDeltaDim] = x;
-  const float square = sum_lanes<32>(x * x);
-  if (lane == 0) {
-    sh.squares[warp] = square;
-  }
-  if (threadIdx.x < kDeltaDim) {
-    sh.v[threadIdx.x] = convolve(of.value, in.other);
-  } else if (warp == kDeltaDim / 32 && lane == 0) {
-    sh.decay = expf(-head.rate * softplus(in.other + head.dt_bias));
-  } else if (warp == kDeltaDim / 32 + 1 && lane == 0) {
-    sh.beta = 1.0f / (1.0f + expf(-in.other));
-  }
-}
 
 __device__ __forceinline__ void load_head_state(float (&s)[kKeys][kEach], const float4* state) {
 #pragma unroll
@@ -192,55 +108,12 @@ __device__ __forceinline__ void load_head_state(float (&s)[kKeys][kEach], const 
   }
 }
 
-// One token; sh holds what prepare_token() has put there. Ends with a barrier, behind which sh.out is there.
-__device__ __forceinline__ float head_step(HeadShared& sh, float (&s)[kKeys][kEach]) {
-  const uint32_t lane = threadIdx.x & 31;
-  const uint32_t warp = threadIdx.x / 32;
-  const float4 q4 = *reinterpret_cast<const float4*>(sh.squares);
-  const float4 k4 = *reinterpret_cast<const float4*>(sh.squares + 4);
-  const float of_q = rsqrtf((q4.x + q4.y) + (q4.z + q4.w) + kEps) * 0.08838834764831845f;  // 128^-1/2
-  const float of_k = rsqrtf((k4.x + k4.y) + (k4.z + k4.w) + kEps);
-  const float decay = sh.decay;
-  const float* const k = sh.k + warp * kKeys;
-  const float* const q = sh.q + warp * kKeys;
-  float sum[kEach] = {};
-#pragma unroll
-  for (uint32_t i = 0; i < kKeys; ++i) {
-    const float of = k[i];
-#pragma unroll
-    for (uint32_t c = 0; c < kEach; ++c) {
-      s[i][c] *= decay;
-      sum[c] = fmaf(s[i][c], of, sum[c]);
-    }
-  }
-  sh.change[warp][lane] = make_float4(sum[0], sum[1], sum[2], sum[3]);
-  __syncthreads();
-  const float4 total = sum_of_warps(sh.change, lane);
-  const float4 v = reinterpret_cast<const float4*>(sh.v)[lane];
-  const float beta = sh.beta;
-  const float change[kEach] = {beta * (v.x - total.x * of_k) * of_k, beta * (v.y - total.y * of_k) * of_k,
-                               beta * (v.z - total.z * of_k) * of_k, beta * (v.w - total.w * of_k) * of_k};
-  float out[kEach] = {};
-#pragma unroll
-  for (uint32_t i = 0; i < kKeys; ++i) {
-    const float of = k[i];
-    const float by = q[i];
-#pragma unroll
-    for (uint32_t c = 0; c < kEach; ++c) {
-      s[i][c] = fmaf(of, change[c], s[i][c]);
-      out[c] = fmaf(s[i][c], by, out[c]);
-    }
-  }
-  sh.out[warp][lane] = make_float4(out[0], out[1], out[2], out[3]);
-  __syncthreads();
-  return of_q;
-}
-
 __global__ void __launch_bounds__(kWarps * 32, 2) delta_head_kernel(DeltaStepArgs a) {
   __shared__ HeadShared sh;
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t warp = threadIdx.x / 32;
-  const Head head(a);
+  const Head head(a.dims, blockIdx.x);
+  const HeadGates gates{a.decay_rate[head.head], a.dt_bias[head.head]};
   const Segment segment = a.segments[blockIdx.y];
   float* const delta = segment.recurrent + a.layer * recurrent_stride(a.dims);
   float* const ring = delta + delta_floats(a.dims);
@@ -265,7 +138,7 @@ __global__ void __launch_bounds__(kWarps * 32, 2) delta_head_kernel(DeltaStepArg
     if (r > 0) {
       in = load_head_inputs(a, head, first + r);
     }
-    prepare_token(sh, head, channels, in);
+    prepare_token(sh, gates, channels, in);
     __syncthreads();
     const float of_q = head_step(sh, s);
     if (threadIdx.x < kDeltaDim) {
@@ -317,7 +190,8 @@ int prepare_delta_step(uint32_t bytes) {
   int e = prepare_kernel(delta_step_kernel<false>, bytes - sizeof(Shared));
   e = e != 0 ? e : prepare_kernel(delta_step_kernel<true>, bytes - sizeof(Shared));
   e = e != 0 ? e : prepare_kernel(delta_head_kernel, 0);
-  return e != 0 ? e : prepare_kernel(keep_inputs_kernel, 0);
+  e = e != 0 ? e : prepare_kernel(keep_inputs_kernel, 0);
+  return e != 0 ? e : prepare_delta_ring(bytes);
 }
 
 int launch_delta_step(const DeltaStepArgs& args, Stream queue) {
@@ -332,7 +206,9 @@ int launch_delta_step(const DeltaStepArgs& args, Stream queue) {
                ? launch_dependent(delta_step_kernel<true>, config, args)
                : cudaErrorInvalidValue;
   }
-  int e = launch_dependent(strips ? delta_step_kernel<false> : delta_head_kernel, config, args);
+  int e = args.segment_count > kDeltaRingSegments
+              ? launch_delta_ring(args, queue)
+              : launch_dependent(strips ? delta_step_kernel<false> : delta_head_kernel, config, args);
   config.dynamicSmemBytes = 0;
   if (e == 0 && args.single == 0) {
     config.gridDim = dim3((conv_channels(args.dims) + 255) / 256, args.segment_count);

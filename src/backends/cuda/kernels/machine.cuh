@@ -145,6 +145,40 @@ __device__ __forceinline__ void copy_rows(uint8_t* to, uint32_t stride, const ui
                : "memory");
 #endif
 }
+// One warp: kBytes that its lanes have written to shared memory, to where a kernel after this one reads them.
+// They must stay as they are until wait_stores().
+template <uint32_t kBytes>
+__device__ __forceinline__ void store_block(uint8_t* to, const uint8_t* from, uint32_t lane) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncwarp();
+  if (lane == 0) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to),
+                 "r"(shared_address(from)), "r"(kBytes)
+                 : "memory");
+    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+  }
+#else
+  __syncwarp();
+#pragma unroll
+  for (uint32_t at = lane * 16; at < kBytes; at += 512) {
+    *reinterpret_cast<uint4*>(to + at) = *reinterpret_cast<const uint4*>(from + at);
+  }
+#endif
+}
+// The warp may write again where the blocks that it has stored came from.
+__device__ __forceinline__ void wait_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");  // nothing to wait for but in lane 0
+#endif
+  __syncwarp();
+}
+// Before a warp that has stored blocks ends: they have arrived.
+__device__ __forceinline__ void finish_stores() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+#endif
+}
 __device__ __forceinline__ void wait_barrier(uint64_t* barrier, uint32_t parity) {
   asm volatile(
       "{\n"

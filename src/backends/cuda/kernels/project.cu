@@ -515,12 +515,17 @@ int with_product(const PackedMatrix& w, bool heads, bool relayed, Call&& call) {
 
 }  // namespace
 
+bool projects_in_turns(const PackedMatrix& w, uint32_t rows) { return projects_tall(w, rows); }
+
 uint32_t project_rows_of_block(const PackedMatrix& w, uint32_t rows) {
   if (!projects_many(w, rows)) {
     return rows;
   }
   if (rows <= kGroupRows) {
     return kGroupRows;
+  }
+  if (projects_tall(w, rows)) {
+    return rows <= 2 * kGroupRows ? 2 * kGroupRows : kSmallRows;
   }
   if (w.row_blocks <= kFewBlocks && w.k_tiles <= 32 && w.k_tiles != 16) {
     return kGroupRows;
@@ -530,6 +535,9 @@ uint32_t project_rows_of_block(const PackedMatrix& w, uint32_t rows) {
 }
 
 uint32_t project_shared_bytes(const PackedMatrix& w, uint32_t stages, uint32_t rows, uint32_t blocks) {
+  if (projects_tall(w, rows)) {
+    return project_tall_shared_bytes(w, stages, rows);
+  }
   return projects_many(w, rows) ? project_many_shared_bytes(w, stages, rows, blocks)
                                 : layout_of(w, stages, rows, blocks).total;
 }
@@ -551,13 +559,17 @@ int prepare_project(uint32_t bytes) {
       }
     }
   }
-  return prepare_project_many(bytes);
+  const int e = prepare_project_tall(bytes);
+  return e != cudaSuccess ? e : prepare_project_many(bytes);
 }
 
 int launch_project(const ProjectArgs& args, Stream queue) {
   const bool relayed = args.relay.on != 0;
   if (args.rows == 0 || args.rows > (relayed ? kRelayedRows : kSmallRows) || (relayed && args.w.wide != 0)) {
     return cudaErrorInvalidValue;
+  }
+  if (projects_tall(args.w, args.rows)) {
+    return launch_project_tall(args, queue);
   }
   if (projects_many(args.w, args.rows)) {
     return launch_project_many(args, queue);

@@ -171,6 +171,12 @@ struct Ring {
     copy_block<kBytes>(base + head * kStride, from, full + head, lane);
     head = head + 1 == stages ? 0 : head + 1;
   }
+  // A stage of several pieces, which lie `stride` apart.
+  __device__ __forceinline__ void fetch_pieces(const uint8_t* from, uint32_t pieces, uint32_t bytes,
+                                               uint64_t stride, uint32_t lane) {
+    copy_pieces(base + head * kStride, from, pieces, bytes, stride, full + head, lane);
+    head = head + 1 == stages ? 0 : head + 1;
+  }
   // Waits until the stage `back` before the one that is filled next has arrived, in the first round.
   __device__ __forceinline__ void pace(uint32_t back) const {
     if (head >= back) {

@@ -72,6 +72,19 @@ template <uint32_t kBytes>
 void copy_block(uint8_t* to, const uint8_t* from, uint64_t* barrier, uint32_t lane) {
   copy_pieces(to, from, 1, kBytes, 0, barrier, lane);
 }
+template <uint32_t kBytes>
+void store_block(uint8_t* to, const uint8_t* from, uint32_t lane) {
+  emulator::Met(emulator::kPieces, nullptr, 0);  // all lanes have written
+  if (lane == 0) {
+    emulator::self().grid->store_block_later({to, from, kBytes}, emulator::self());
+  }
+}
+inline void wait_stores() {
+  emulator::Thread& thread = emulator::self();
+  thread.grid->wait_until([&] { return thread.stores == 0; });
+  __syncwarp();
+}
+inline void finish_stores() { wait_stores(); }
 inline void wait_barrier(uint64_t* barrier, uint32_t parity) {
   emulator::Grid& grid = *emulator::self().grid;
   emulator::CopyBarrier& of = grid.barrier(barrier);
