@@ -112,7 +112,6 @@ __global__ void __launch_bounds__(kWarps * 32, 1) delta_ring_kernel(DeltaStepArg
 #pragma unroll 1
   for (uint32_t item = blockIdx.x; item < count; item += gridDim.x) {
     HeadWork work = next;
-    next = load_work(a, sh, min(item + gridDim.x, count - 1));
     const Segment& segment = sh.segments[item / a.dims.v_heads];
     const Head head(a.dims, item % a.dims.v_heads);
     const uint32_t first = segment.first_row - a.first_row;
@@ -132,6 +131,7 @@ __global__ void __launch_bounds__(kWarps * 32, 1) delta_ring_kernel(DeltaStepArg
         }
         state = reinterpret_cast<float4*>(const_cast<uint8_t*>(ring.wait())) + lane;
         read_state(s, state);
+        next = load_work(a, sh, min(item + gridDim.x, count - 1));  // behind the uses of what was asked for before
       }
       const float of_q = head_step(sh.of, s);
       if (threadIdx.x < kDeltaDim) {
