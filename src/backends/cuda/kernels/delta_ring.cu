@@ -131,7 +131,8 @@ __global__ void __launch_bounds__(kWarps * 32, 1) delta_ring_kernel(DeltaStepArg
         }
         state = reinterpret_cast<float4*>(const_cast<uint8_t*>(ring.wait())) + lane;
         read_state(s, state);
-        next = load_work(a, sh, min(item + gridDim.x, count - 1));  // behind the uses of what was asked for before
+        next = load_work(a, sh,
+                         min(item + gridDim.x, count - 1));  // behind the uses of what was asked for before
       }
       const float of_q = head_step(sh.of, s);
       if (threadIdx.x < kDeltaDim) {
