@@ -140,6 +140,8 @@ Kernels with_tiles(std::string_view name, const TileKernels& tiles, const Kernel
   kernels.halves = tiles.halves;
   kernels.panel_rows = tiles.panel_rows;
   kernels.matmul = tiles.matmul;
+  kernels.delta_chunks = tiles.delta_chunks;
+  kernels.attend_rows = tiles.attend_rows;
   kernels.multiply = tiles.multiply;
   kernels.multiply_add_peak = tiles.multiply_add_peak;
   return kernels;

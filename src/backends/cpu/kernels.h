@@ -24,6 +24,9 @@ static_assert(kQwen36.q_heads == kGroupHeads * kQwen36.kv_heads &&
               kTiny.q_heads == kGroupHeads * kTiny.kv_heads);
 // Tokens of one key-value block (backends/host/state.h): the step of the online softmax.
 inline constexpr uint32_t kAttendTokens = 64;
+// A row's tokens are cut into partitions of this many blocks, whose partial sums are combined in order: the
+// unit of parallel work of a long row, the same for any number of threads.
+inline constexpr uint32_t kPartitionBlocks = 8;
 
 // A prepared (quantised) row is words of signed bytes: per group its digits, the highest of all inputs
 // first, of every 8 inputs the 4 even ones before the 4 odd ones. Then per group two floats, words of their
@@ -139,6 +142,25 @@ struct DeltaArgs {
   size_t out_stride;
 };
 
+// The same of `heads` v heads that share q and k, by chunks of kDeltaChunk rows that begin at multiples of it
+// of a sequence's positions: another order of sums (docs/NUMERICS.md).
+inline constexpr uint32_t kDeltaChunk = 32;
+struct DeltaChunksArgs {
+  float* state;  // [heads][kKeyDim][kValueDim]
+  uint32_t heads;
+  uint32_t position;  // of the first row
+  uint32_t rows;
+  const float* q;  // as above; v head h at v + h * kValueDim, decay + h, beta + h, out + h * kValueDim
+  const float* k;
+  const float* v;
+  size_t stride;
+  const float* decay;
+  const float* beta;
+  size_t gate_stride;
+  float* out;
+  size_t out_stride;
+};
+
 // Attention of kGroupHeads query heads of one row over tokens [0, tokens) of consecutive blocks: the partial
 // sums of an online softmax in steps of kAttendTokens tokens.
 struct AttendArgs {
@@ -149,6 +171,23 @@ struct AttendArgs {
   float* out;      // [kGroupHeads][kHeadDim]: sum of exp(score - largest) * value
   float* largest;  // [kGroupHeads]
   float* total;    // [kGroupHeads]: sum of exp(score - largest)
+};
+
+// The same of consecutive rows of one sequence, each of which sees one token more than the row before, up to
+// `most`: the whole partition in one step, with queries and weights of bf16 (docs/NUMERICS.md).
+inline constexpr uint32_t kAttendRows = 32;
+struct AttendRowsArgs {
+  const float* q;  // row r: [kGroupHeads][kHeadDim] at q + r * q_stride, scaled
+  size_t q_stride;
+  uint32_t rows;                 // 1 to kAttendRows
+  const std::byte* const* keys;  // of the blocks that the last row sees, at most kPartitionBlocks
+  const std::byte* const* values;
+  uint32_t tokens;          // that the first row sees, at least 1
+  uint32_t most;            // at most kPartitionBlocks * kAttendTokens
+  const uint32_t* partial;  // [rows]: which of the partial sums are the row's
+  float* out;               // [partial][kGroupHeads][kHeadDim]
+  float* largest;           // [partial][kGroupHeads]
+  float* total;             // [partial][kGroupHeads]
 };
 
 inline constexpr size_t kPeakSink = 192;
@@ -164,7 +203,9 @@ struct Kernels {
   void (*gated_norm)(const GatedNormArgs& args);
   void (*conv_silu)(const ConvArgs& args);
   void (*delta_rule)(const DeltaArgs& args);
+  void (*delta_chunks)(const DeltaChunksArgs& args);  // null: delta_rule does it
   void (*attend)(const AttendArgs& args);
+  void (*attend_rows)(const AttendRowsArgs& args);  // null: attend does it
   // `count` is a multiple of 16 in all of these.
   void (*l2_normalize)(float* x, uint32_t count, float scale);            // x *= scale / sqrt(sum x^2 + 1e-6)
   void (*silu_multiply)(float* gate, const float* up, uint32_t count);    // gate = silu(gate) * up
@@ -196,6 +237,8 @@ struct TileKernels {
   bool halves;
   uint32_t (*panel_rows)(const InputFormat& format, uint32_t rows);
   void (*matmul)(const MatmulArgs& args);
+  void (*delta_chunks)(const DeltaChunksArgs& args);
+  void (*attend_rows)(const AttendRowsArgs& args);
   std::string_view multiply;
   uint64_t (*multiply_add_peak)(uint64_t rounds, std::byte* sink);
 };

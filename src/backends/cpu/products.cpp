@@ -40,6 +40,20 @@ uint32_t piece_blocks(const Product& product) {
   return static_cast<uint32_t>(std::max(fit / least, uint64_t{1}) * least);
 }
 
+// Outputs [args.begin, args.end) of a product, plane by plane.
+void run_outputs(const Kernels& kernels, const Product& product, MatmulArgs args) {
+  if (product.plane == 0) {
+    kernels.matmul(args);
+    return;
+  }
+  for (const uint32_t end = args.end; args.begin < end; args.begin = args.end) {
+    const uint32_t plane = args.begin / product.plane;
+    args.end = std::min(end, (plane + 1) * product.plane);
+    args.y = product.y + plane * (product.plane_stride - product.plane);  // for the kernels count from output 0
+    kernels.matmul(args);
+  }
+}
+
 // The rest of a product whose outputs [begin, end) are there.
 void run_swiglu(const Kernels& kernels, const Product& product, MatmulArgs args) {
   const SwiGlu& then = *product.then;
@@ -150,10 +164,17 @@ void PreparedRows::copy(Run run, uint32_t row, const PreparedRows& from, Run fro
 }
 
 void add_product(std::vector<Product>& to, const PackedMatrix& matrix, const PreparedRows& x, float* y,
-                 bool accumulate) {
+                 const Outputs& outputs) {
   for (uint32_t row = 0; row < x.rows(); row += to.back().rows) {
     to.push_back(product_of(matrix, x, x.run_of(row), y));
-    to.back().accumulate = accumulate;
+    Product& product = to.back();
+    product.accumulate = outputs.accumulate;
+    if (outputs.plane != 0 && x.rows() != 1) {  // of one row it is the same
+      product.plane = outputs.plane;
+      product.plane_stride = size_t{x.rows()} * outputs.plane;
+      product.y = y + size_t{row} * outputs.plane;
+      product.y_stride = outputs.plane;
+    }
   }
 }
 
@@ -197,7 +218,7 @@ void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> p
                             .y = product->y,
                             .y_stride = product->y_stride,
                             .accumulate = product->accumulate};
-      kernels.matmul(args);
+      run_outputs(kernels, *product, args);
       if (product->then != nullptr) {
         run_swiglu(kernels, *product, args);
       }

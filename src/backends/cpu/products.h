@@ -108,11 +108,19 @@ struct Product {
   uint32_t rows = 0;
   float* y = nullptr;
   size_t y_stride = 0;
+  uint32_t plane = 0;  // if not 0: so many neighbouring outputs of all rows lie together, the others behind
+  size_t plane_stride = 0;  // floats
   bool accumulate = false;  // add to y
   const SwiGlu* then = nullptr;
   // Set by run_products.
   uint32_t piece_outputs = 0;
   size_t first_piece = 0;
+};
+
+// Where outputs go.
+struct Outputs {
+  bool accumulate = false;  // y += matrix * x
+  uint32_t plane = 0;       // y is [matrix.rows / plane][rows of x][plane]
 };
 
 // y = matrix * x of the rows of a run of x: row i of the batch at y + i * matrix.rows.
@@ -123,9 +131,9 @@ inline Product product_of(const PackedMatrix& matrix, const PreparedRows& x, Run
           .y = y + size_t{run.first} * matrix.rows,
           .y_stride = matrix.rows};
 }
-// Adds y = matrix * x of all rows to `to`, or y += matrix * x.
+// Adds y = matrix * x of all rows to `to`.
 void add_product(std::vector<Product>& to, const PackedMatrix& matrix, const PreparedRows& x, float* y,
-                 bool accumulate = false);
+                 const Outputs& outputs = {});
 
 // Computes all of them. Their outputs must not overlap.
 void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> products);

@@ -89,9 +89,9 @@ TEST_P(CpuBackend, ChunksDoNotChangeABit) {
   // Long: more than a batch of rows and a partition of tokens.
   const std::vector<std::pair<uint32_t, std::vector<uint32_t>>> any{{70, {70, 1, 7, 64}},
                                                                     {550, {550, 100, 512}}};
-  // Products of bf16: all chunks are long segments, or none is.
+  // Products of bf16: all chunks are long segments, or none is; and chunks of the delta rule are not cut.
   const std::vector<std::pair<uint32_t, std::vector<uint32_t>>> of_one_kind{
-      {67, {31, 1, 7}}, {100, {100, 32, 48}}, {550, {550, 100, 512}}};
+      {67, {31, 1, 7}}, {132, {128, 32, 64}}, {552, {548, 96, 512}}};
   for (const auto& [count, chunks] : kernels().halves ? of_one_kind : any) {
     const Tokens tokens = tokens_of(count, 1);
     const Logits first = alone(*backend, tokens, chunks[0]);
@@ -210,7 +210,7 @@ TEST_P(CpuBackend, AgreesWithTheScalarVariant) {
 }
 
 // Which kernels ran is seen by wrapping them.
-std::array<uint64_t, 4> calls{};
+std::array<uint64_t, 6> calls{};
 const Kernels* wrapped = nullptr;
 
 TEST_P(CpuBackend, RunsTheKernelsThatWereForced) {
@@ -229,6 +229,16 @@ TEST_P(CpuBackend, RunsTheKernelsThatWereForced) {
     __atomic_add_fetch(&calls[2], 1, __ATOMIC_RELAXED);
     wrapped->attend(args);
   };
+  if (wrapped->delta_chunks != nullptr) {
+    counting.delta_chunks = [](const DeltaChunksArgs& args) {
+      __atomic_add_fetch(&calls[4], 1, __ATOMIC_RELAXED);
+      wrapped->delta_chunks(args);
+    };
+    counting.attend_rows = [](const AttendRowsArgs& args) {
+      __atomic_add_fetch(&calls[5], 1, __ATOMIC_RELAXED);
+      wrapped->attend_rows(args);
+    };
+  }
   alone(*make_backend(counting, 2), tokens_of(2, 9), 2, 2);
   EXPECT_GT(calls[0], 0U);
   EXPECT_EQ(calls[1], 3U * kShape.v_heads) << "once per delta-net layer and v head";
@@ -236,9 +246,17 @@ TEST_P(CpuBackend, RunsTheKernelsThatWereForced) {
   EXPECT_EQ(calls[3], 0U);
   const auto backend = make_backend(counting, 2);
   alone(*backend, tokens_of(35, 9), 31);
-  EXPECT_EQ(calls[3], 0U) << "a segment of 31 rows is not long";
-  alone(*backend, tokens_of(36, 9), 32);
-  EXPECT_EQ(calls[3] != 0, kernels().halves) << "one of 32 is";
+  for (const size_t of_long : {3, 4, 5}) {
+    EXPECT_EQ(calls[of_long], 0U) << "a segment of 31 rows is not long";
+  }
+  calls = {};
+  alone(*backend, tokens_of(34, 9), 32, 2);
+  for (const size_t of_long : {3, 4, 5}) {
+    EXPECT_EQ(calls[of_long] != 0, kernels().halves) << "one of 32 is";
+  }
+  const bool by_chunks = kernels().delta_chunks != nullptr;
+  EXPECT_EQ(calls[1], 3U * kShape.v_heads * (by_chunks ? 1 : 2)) << "of the two tokens behind it alone";
+  EXPECT_EQ(calls[2], 2U * kShape.kv_heads * (by_chunks ? 1 : 17)) << "for each row";
 }
 
 TEST_P(CpuBackend, SaysWhatItRunsOn) {

@@ -370,9 +370,8 @@ TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
 
 float bf16_of(float value) { return bf16_to_float(float_to_bf16(value)); }
 
-// Inputs as they are prepared, weights before they are rounded: rounding moves each by at most 2^-9 of
-// itself, so by 2^-9 / sqrt(3) in the mean, with any sign. Six deviations of the sum, and the roundings of
-// its additions.
+// Inputs as they are prepared, weights before they are cut to bf16, which moves each by 1.8e-3 of itself in the
+// mean, with any sign. Six deviations of the sum, and the roundings of its additions.
 void expect_halves(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
   const Packed packed(m, kHalves);
   const Inputs inputs = make_inputs(kernels, packed.view(), rows);
@@ -393,7 +392,7 @@ void expect_halves(const Kernels& kernels, const AffineMatrix& m, uint32_t rows)
         squares += term * term;
         size += std::fabs(term);
       }
-      const double bound = 6 * 0x1p-9 / std::sqrt(3.0) * std::sqrt(squares) + m.cols / 32.0 * kUnit * size;
+      const double bound = 6 * 1.8e-3 * std::sqrt(squares) + m.cols / 32.0 * kUnit * size;
       ASSERT_NEAR(y[size_t{row} * m.rows + output], sum, bound)
           << "rows " << rows << " row " << row << " output " << output << " of " << m.rows << "x" << m.cols
           << ", " << m.bits << " bits, group " << m.group;

@@ -11,9 +11,6 @@ namespace {
 constexpr uint32_t kDim = Shape::kHeadDim;
 static_assert(kAttendTokens == host::kBlockTokens);
 
-// A row's tokens are cut into partitions of this many blocks, whose partial sums are combined in order: the
-// unit of parallel work of a long row, the same for any number of threads.
-constexpr uint32_t kPartitionBlocks = 8;
 constexpr uint32_t kPartitionTokens = kPartitionBlocks * host::kBlockTokens;
 
 uint32_t partitions_of(uint32_t tokens) { return (tokens + kPartitionTokens - 1) / kPartitionTokens; }
@@ -42,7 +39,7 @@ uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows)
 
 void CpuBlocks::attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
   const auto& weights = std::get<PackedAttention>(packed_.layers[layer].mixer);
-  for_batches(segments, kernels_.halves, pieces_,
+  for_batches(segments, kernels_.halves, kBatchRows, pieces_,
               [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
                 AttentionBatch batch(kernels_, Carver(workspace_.data()), shape_, weights,
                                      {rows, pieces[0].halves}, max_partials_);
@@ -80,15 +77,20 @@ void CpuBlocks::write_keys_values(const AttentionBatch& batch, const Piece& piec
   }
 }
 
-void CpuBlocks::attend_item(const AttentionBatch& batch, const AttendItem& item, size_t index) const {
-  std::array<const std::byte*, kPartitionBlocks> keys{};
-  std::array<const std::byte*, kPartitionBlocks> values{};
-  const uint32_t blocks = (item.tokens + host::kBlockTokens - 1) / host::kBlockTokens;
-  for (uint32_t i = 0; i < blocks; ++i) {
+// Of the first `tokens` tokens of an item's partition.
+CpuBlocks::KeysValues CpuBlocks::keys_values(const AttentionBatch& batch, const AttendItem& item,
+                                             uint32_t tokens) const {
+  KeysValues at{};
+  for (uint32_t i = 0; i * host::kBlockTokens < tokens; ++i) {
     const uint32_t block = item.partition * kPartitionBlocks + i;
-    keys[i] = item.piece->state->keys(batch.layer, item.kv_head, block);
-    values[i] = item.piece->state->values(batch.layer, item.kv_head, block);
+    at.keys[i] = item.piece->state->keys(batch.layer, item.kv_head, block);
+    at.values[i] = item.piece->state->values(batch.layer, item.kv_head, block);
   }
+  return at;
+}
+
+void CpuBlocks::attend_item(const AttentionBatch& batch, const AttendItem& item, size_t index) const {
+  const auto [keys, values] = keys_values(batch, item, item.tokens);
   const size_t first_head = size_t{item.row} * shape_.q_heads + size_t{item.kv_head} * kGroupHeads;
   kernels_.attend({.q = batch.q + first_head * kDim,
                    .keys = keys.data(),
@@ -130,12 +132,63 @@ void CpuBlocks::combine(const AttentionBatch& batch, const AttendItem& item, siz
                        begin, begin + kGroupHeads * kDim);
 }
 
-void CpuBlocks::run_items(const AttentionBatch& batch) {
-  pool_.for_each(items_.size(), 1, [&](size_t begin, size_t end) {
-    for (size_t i = begin; i < end; ++i) {
-      attend_item(batch, items_[i], i);
+// Cuts the items into groups of consecutive rows of a piece, one for each key-value head and partition. Items
+// are in the order of rows, then of heads, then of partitions, of which a later row of a piece has no fewer.
+void CpuBlocks::group_items() {
+  groups_.clear();
+  for (size_t begin = 0, end = 0; begin < items_.size(); begin = end) {
+    std::array<uint32_t, kAttendRows> first{};  // item of each row
+    uint32_t rows = 0;
+    while (end < items_.size() && rows < kAttendRows && items_[end].piece == items_[begin].piece) {
+      first[rows++] = static_cast<uint32_t>(end);
+      end += size_t{shape_.kv_heads} * items_[end].partitions;
     }
-  });
+    const uint32_t most = items_[first[rows - 1]].partitions;
+    for (uint32_t i = 0; i < shape_.kv_heads * most; ++i) {
+      AttendGroup group{};
+      for (uint32_t row = 0; row < rows; ++row) {
+        const uint32_t partitions = items_[first[row]].partitions;
+        if (i % most < partitions) {
+          group.items[group.rows++] = first[row] + i / most * partitions + i % most;
+        }
+      }
+      groups_.push_back(group);
+    }
+  }
+}
+
+void CpuBlocks::attend_group(const AttentionBatch& batch, const AttendGroup& group) const {
+  const AttendItem& first = items_[group.items[0]];
+  const auto [keys, values] = keys_values(batch, first, items_[group.items[group.rows - 1]].tokens);
+  const size_t first_head = size_t{first.row} * shape_.q_heads + size_t{first.kv_head} * kGroupHeads;
+  kernels_.attend_rows({.q = batch.q + first_head * kDim,
+                        .q_stride = shape_.q_width(),
+                        .rows = group.rows,
+                        .keys = keys.data(),
+                        .values = values.data(),
+                        .tokens = first.tokens,
+                        .most = kPartitionTokens,
+                        .partial = group.items.data(),
+                        .out = batch.partial_out,
+                        .largest = batch.partial_largest,
+                        .total = batch.partial_total});
+}
+
+void CpuBlocks::run_items(const AttentionBatch& batch) {
+  if (batch.pieces[0].halves && kernels_.attend_rows != nullptr) {
+    group_items();
+    pool_.for_each(groups_.size(), 1, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        attend_group(batch, groups_[i]);
+      }
+    });
+  } else {
+    pool_.for_each(items_.size(), 1, [&](size_t begin, size_t end) {
+      for (size_t i = begin; i < end; ++i) {
+        attend_item(batch, items_[i], i);
+      }
+    });
+  }
   pool_.for_each(items_.size(), 8, [&](size_t begin, size_t end) {
     for (size_t i = begin; i < end; ++i) {
       if (items_[i].partition == 0) {
@@ -186,7 +239,7 @@ void CpuBlocks::attention_batch(const AttentionBatch& batch, float* stream) {
   }
   attend_rows(batch);
   products_.clear();
-  add_product(products_, batch.w.o_proj, batch.output, stream, /*accumulate=*/true);
+  add_product(products_, batch.w.o_proj, batch.output, stream, {.accumulate = true});
   run_products(pool_, kernels_, products_);
 }
 

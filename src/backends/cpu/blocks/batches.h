@@ -2,6 +2,8 @@
 // how much of it the block takes.
 #pragma once
 
+#include <array>
+
 #include "backends/cpu/blocks/cpu_blocks.h"
 
 namespace lily::cpu {
@@ -15,8 +17,8 @@ struct CpuBlocks::DeltaNetBatch {
                 BatchRows batch_rows);
   const PackedDeltaNet& w;
   uint32_t rows;
-  float* mixed;  // [rows][conv_channels]: q | k | v, before the convolution
-  float* z;      // [rows][value_width]
+  float* mixed;  // [conv_channels / kKeyDim][rows][kKeyDim]: q | k | v by heads, before the convolution
+  float* z;      // [v_heads][rows][kValueDim]
   float* a;      // [rows][v_heads], then the decay
   float* b;      // [rows][v_heads], then beta
   PreparedRows input;
@@ -36,6 +38,18 @@ struct CpuBlocks::AttendItem {
   uint32_t partition;
   uint32_t partitions;  // of this row and head
   uint32_t tokens;      // in this partition
+};
+
+// The same head and partition of consecutive rows.
+struct CpuBlocks::AttendGroup {
+  std::array<uint32_t, kAttendRows> items;  // of each row
+  uint32_t rows;
+};
+
+// The blocks of a partition.
+struct CpuBlocks::KeysValues {
+  std::array<const std::byte*, kPartitionBlocks> keys;
+  std::array<const std::byte*, kPartitionBlocks> values;
 };
 
 struct CpuBlocks::AttentionBatch {

@@ -148,7 +148,7 @@ void CpuBlocks::prepare_normed(const float* stream, uint32_t rows, std::span<con
   });
 }
 
-void for_batches(std::span<const host::Segment> segments, bool has_halves, std::vector<Piece>& pieces,
+void for_batches(std::span<const host::Segment> segments, bool has_halves, uint32_t most, std::vector<Piece>& pieces,
                  FunctionRef<void(std::span<const Piece>, uint32_t, uint32_t)> body) {
   uint32_t first_row = 0;  // of the batch, in the stream
   uint32_t rows = 0;
@@ -171,7 +171,7 @@ void for_batches(std::span<const host::Segment> segments, bool has_halves, std::
       if (rows == 0) {
         first_row = segment.first_row + done;
       }
-      const uint32_t take = std::min(segment.rows - done, kBatchRows - rows);
+      const uint32_t take = std::min(segment.rows - done, most - rows);
       pieces.push_back({.state = segment.state,
                         .first_row = rows,
                         .rows = take,
@@ -181,7 +181,7 @@ void for_batches(std::span<const host::Segment> segments, bool has_halves, std::
                         .halves = halves});
       rows += take;
       done += take;
-      if (rows == kBatchRows) {
+      if (rows == most) {
         flush();
       }
     }

@@ -81,6 +81,8 @@ class CpuBlocks final : public host::Blocks {
   struct DeltaNetBatch;
   struct AttentionBatch;
   struct AttendItem;
+  struct AttendGroup;
+  struct KeysValues;
   struct MoeBatch;
 
   Result<PackedModel> packed_model(FunctionRef<void(double)> progress);
@@ -94,11 +96,15 @@ class CpuBlocks final : public host::Blocks {
   void delta_pieces(const DeltaNetBatch& batch);
   void delta_chunk(const DeltaNetBatch& batch, const Piece& piece, uint32_t k_head, uint32_t first,
                    uint32_t rows) const;
+  void run_delta_rule(const DeltaChunksArgs& heads, bool chunks) const;
   void keep_heads(host::HostState& state, uint32_t layer, uint32_t k_head, uint32_t row) const;
   void attention_batch(const AttentionBatch& batch, float* stream);
   void write_keys_values(const AttentionBatch& batch, const Piece& piece, uint32_t row) const;
   void attend_rows(const AttentionBatch& batch);
   void run_items(const AttentionBatch& batch);
+  KeysValues keys_values(const AttentionBatch& batch, const AttendItem& item, uint32_t tokens) const;
+  void group_items();
+  void attend_group(const AttentionBatch& batch, const AttendGroup& group) const;
   void attend_item(const AttentionBatch& batch, const AttendItem& item, size_t index) const;
   void combine(const AttentionBatch& batch, const AttendItem& item, size_t first) const;
   void moe_batch(const MoeBatch& batch, float* stream);
@@ -124,12 +130,13 @@ class CpuBlocks final : public host::Blocks {
   std::vector<Product> products_;
   std::vector<SwiGlu> swiglus_;  // of products_, which point to them
   std::vector<AttendItem> items_;
-  std::vector<uint8_t> chosen_;  // [experts]: whether the current moe() chose it
+  std::vector<AttendGroup> groups_;  // of items_
+  std::vector<uint8_t> chosen_;      // [experts]: whether the current moe() chose it
 };
 
-// Cuts segments into runs of at most kBatchRows rows and calls body(pieces, first row of the stream, rows).
+// Cuts segments into runs of at most `most` rows and calls body(pieces, first row of the stream, rows).
 // With has_halves, long segments and others are never in one run.
-void for_batches(std::span<const host::Segment> segments, bool has_halves, std::vector<Piece>& pieces,
+void for_batches(std::span<const host::Segment> segments, bool has_halves, uint32_t most, std::vector<Piece>& pieces,
                  FunctionRef<void(std::span<const Piece>, uint32_t, uint32_t)> body);
 
 }  // namespace lily::cpu

@@ -6,6 +6,8 @@
 // inputs are added apart, then both to the sum.
 #pragma once
 
+#include "backends/cpu/isa/amx_attend.h"
+#include "backends/cpu/isa/amx_delta.h"
 #include "backends/cpu/isa/amx_products.h"
 
 namespace lily::cpu {
@@ -31,47 +33,55 @@ struct AmxHalves {
 
   // ---- weights ----
 
-  // Two rounded floats as neighbours: to nearest, ties away from zero.
-  LILY_INLINE I join(F even, F odd) {
-    const I half = _mm512_set1_epi32(0x8000);
-    const I low = _mm512_srli_epi32(V::add_int(_mm512_castps_si512(even), half), 16);
-    const I high = V::add_int(_mm512_castps_si512(odd), half);
-    return _mm512_ternarylogic_epi32(high, _mm512_set1_epi32(static_cast<int>(0xffff0000U)), low, 0xea);
+  // Weights are cut to bf16, which is a fifth less to do than rounding. Cutting makes a weight of mantissa m
+  // smaller by 2^-8 / m of itself in the mean: it is made larger by what leaves no mean error (NUMERICS.md).
+  static constexpr float kLarger = 1.0F + 0.72F / 256;
+
+  // Codes of 4 bits become floats where they lie: under an exponent for which their lowest bit counts one. So
+  // at bit 8, 12 or 16 of a word, which becomes 2^15, 2^11 or 2^7 and the code; the rest is part of the bias.
+  static constexpr uint32_t kPlaces = 3;
+  static constexpr float kAbove[kPlaces] = {0x1p15F, 0x1p11F, 0x1p7F};
+  struct Affine4 {
+    F scale;
+    F bias[kPlaces];
+  };
+  LILY_INLINE Affine4 affine4(F scale, F bias) {
+    Affine4 of{.scale = scale, .bias = {}};
+    LILY_UNROLL
+    for (uint32_t i = 0; i < kPlaces; ++i) {
+      of.bias[i] = V::fma(V::set1(-kAbove[i]), scale, bias);
+    }
+    return of;
+  }
+  template <uint32_t Place>
+  LILY_INLINE F weights4(I words, const Affine4& of) {
+    const I mask = _mm512_set1_epi32(15 << (8 + 4 * Place));
+    const I exponent = _mm512_castps_si512(V::set1(kAbove[Place]));
+    return V::fma(of.scale, _mm512_castsi512_ps(_mm512_ternarylogic_epi32(words, mask, exponent, 0xea)),
+                  of.bias[Place]);
+  }
+  // 8 inputs of a block: four rows of a tile, each two inputs of 16 outputs.
+  LILY_INLINE void decode_eight4(const std::byte* codes, const Affine4& of, std::byte* rows) {
+    const I words = V::load_words(codes);
+    const I left = _mm512_slli_epi32(words, 8);
+    const I right = _mm512_srli_epi32(words, 12);
+    V::store_words(rows, V::join_cut_bf16(weights4<0>(left, of), weights4<1>(left, of)));
+    V::store_words(rows + 64, V::join_cut_bf16(weights4<0>(words, of), weights4<1>(words, of)));
+    V::store_words(rows + 128, V::join_cut_bf16(weights4<2>(words, of), weights4<0>(right, of)));
+    V::store_words(rows + 192, V::join_cut_bf16(weights4<1>(right, of), weights4<2>(right, of)));
   }
 
-  // The floats 128 + code of the four bits at `Bit` of every word: they come to lie where 128.0 counts ones.
-  template <int Bit>
-  LILY_INLINE F plus_128(I words) {
-    const I at = Bit < 16 ? _mm512_slli_epi32(words, Bit < 16 ? 16 - Bit : 0)
-                          : _mm512_srli_epi32(words, Bit < 16 ? 0 : Bit - 16);
-    return _mm512_castsi512_ps(
-        _mm512_ternarylogic_epi32(at, _mm512_set1_epi32(0x000f0000), _mm512_set1_epi32(0x43000000), 0xea));
-  }
-  template <int Pair>
-  LILY_INLINE void decode_pair(I words, F scale, F bias, std::byte* row) {
-    _mm512_store_si512(row, join(V::fma(scale, plus_128<8 * Pair>(words), bias),
-                                 V::fma(scale, plus_128<8 * Pair + 4>(words), bias)));
-  }
   LILY_INLINE F byte_at(I words, int bit) {
     return V::to_float(
         _mm512_and_si512(_mm512_srli_epi32(words, static_cast<unsigned>(bit)), _mm512_set1_epi32(255)));
   }
 
-  // 8 inputs of a block: four rows of a tile, each two inputs of 16 outputs.
-  template <uint32_t Bits>
-  LILY_INLINE void decode_eight(const std::byte* codes, F scale, F bias, std::byte* rows) {
-    const I words = V::load_words(codes);
-    if constexpr (Bits == 4) {
-      decode_pair<0>(words, scale, bias, rows);
-      decode_pair<1>(words, scale, bias, rows + 64);
-      decode_pair<2>(words, scale, bias, rows + 128);
-      decode_pair<3>(words, scale, bias, rows + 192);
-    } else {
-      const I odd = V::load_words(codes + 64);
-      for (int pair = 0; pair < 4; ++pair) {
-        _mm512_store_si512(rows + pair * 64, join(V::fma(scale, byte_at(words, 8 * pair), bias),
-                                                  V::fma(scale, byte_at(odd, 8 * pair), bias)));
-      }
+  LILY_INLINE void decode_eight8(const std::byte* codes, F scale, F bias, std::byte* rows) {
+    const I even = V::load_words(codes);
+    const I odd = V::load_words(codes + 64);
+    for (int pair = 0; pair < 4; ++pair) {
+      V::store_words(rows + pair * 64, V::join_cut_bf16(V::fma(scale, byte_at(even, 8 * pair), bias),
+                                                    V::fma(scale, byte_at(odd, 8 * pair), bias)));
     }
   }
 
@@ -89,14 +99,16 @@ struct AmxHalves {
       for (size_t i = 0; i < size_t{kHalfWord} * Bits * 2 + 64; i += 64) {
         __builtin_prefetch(codes + 8 * bytes + i, 0, 2);
       }
-      const F scale = Vectors::load_scale(wide, group, 0);
-      F bias = Vectors::load_scale(wide, group + scales, 0);
-      if constexpr (Bits == 4) {
-        bias = V::fma(V::set1(-128.0F), scale, bias);
-      }
+      const F scale = V::mul(V::set1(kLarger), Vectors::load_scale(wide, group, 0));
+      const F bias = V::mul(V::set1(kLarger), Vectors::load_scale(wide, group + scales, 0));
+      const Affine4 of = affine4(scale, bias);
       LILY_UNROLL
-      for (uint32_t v = 0; v < 4; ++v) {
-        decode_eight<Bits>(codes + size_t{v} * Bits * 16, scale, bias, tile + size_t{v} * 256);
+      for (uint32_t v = 0; v < 4; ++v, codes += size_t{Bits} * 16) {
+        if constexpr (Bits == 4) {
+          decode_eight4(codes, of, tile + size_t{v} * 256);
+        } else {
+          decode_eight8(codes, scale, bias, tile + size_t{v} * 256);
+        }
       }
     }
   }
@@ -220,7 +232,7 @@ struct AmxHalves {
     const I low = _mm512_and_si512(codes, _mm512_set1_epi32(15));
     const I high = _mm512_and_si512(_mm512_srli_epi32(codes, 4), _mm512_set1_epi32(15));
     for (size_t row = 0; row < kTile; row += 64) {
-      _mm512_store_si512(weights + row, join(V::to_float(low), V::to_float(high)));
+      _mm512_store_si512(weights + row, V::join_bf16(V::to_float(low), V::to_float(high)));
     }
     I digits = V::load_words(sink + 64);
     const I step = V::load_words(sink + 128);
@@ -229,7 +241,7 @@ struct AmxHalves {
     for (uint64_t round = 0; round < rounds; ++round) {
       const F digit = V::to_float(_mm512_and_si512(digits, _mm512_set1_epi32(255)));
       for (size_t row = 0; row < kTile; row += 64) {
-        _mm512_store_si512(rows[round % 2] + row, join(digit, digit));
+        _mm512_store_si512(rows[round % 2] + row, V::join_bf16(digit, digit));
       }
       T::template load<kRowTile>(rows[round % 2], 64);
       for (int i = 0; i < 4; ++i) {
@@ -256,6 +268,8 @@ struct AmxHalves {
                                         .halves = true,
                                         .panel_rows = panel_rows,
                                         .matmul = matmul,
+                                        .delta_chunks = AmxDelta<T>::delta_chunks,
+                                        .attend_rows = AmxAttend<T>::attend_rows,
                                         .multiply = "tdpbf16ps",
                                         .multiply_add_peak = multiply_add_peak};
 };

@@ -282,6 +282,8 @@ struct AmxProducts {
                                         .halves = false,
                                         .panel_rows = panel_rows,
                                         .matmul = matmul,
+                                        .delta_chunks = nullptr,
+                                        .attend_rows = nullptr,
                                         .multiply = "tdpbsud",
                                         .multiply_add_peak = multiply_add_peak};
 };

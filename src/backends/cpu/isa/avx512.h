@@ -90,6 +90,53 @@ struct Avx512Base {
                         _mm512_cvtepi32_epi16(_mm512_srli_epi32(final_bits, 16)));
   }
 
+  // Two rounded floats as neighbours, the even one first: to nearest, ties away from zero.
+  LILY_INLINE I join_bf16(F even, F odd) {
+    const I half = _mm512_set1_epi32(0x8000);
+    const I low = _mm512_srli_epi32(_mm512_add_epi32(_mm512_castps_si512(even), half), 16);
+    const I high = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+    return _mm512_ternarylogic_epi32(high, _mm512_set1_epi32(static_cast<int>(0xffff0000U)), low, 0xea);
+  }
+  LILY_INLINE I join_cut_bf16(F even, F odd) {  // the rest of both cut off
+    return _mm512_ternarylogic_epi32(_mm512_castps_si512(odd),
+                                     _mm512_set1_epi32(static_cast<int>(0xffff0000U)),
+                                     _mm512_srli_epi32(_mm512_castps_si512(even), 16), 0xea);
+  }
+  LILY_INLINE F set_lane(F x, uint32_t lane, float value) {
+    return _mm512_mask_mov_ps(x, static_cast<__mmask16>(1U << lane), set1(value));
+  }
+  // 16 rows of 16 words to columns.
+  static void turn_words(const std::byte* from, std::byte* to) {
+    I x[16];
+    I y[16];
+    LILY_UNROLL
+    for (uint32_t i = 0; i < 16; i += 2) {
+      const I even = load_words(from + size_t{i} * 64);
+      const I odd = load_words(from + size_t{i} * 64 + 64);
+      x[i] = _mm512_unpacklo_epi32(even, odd);
+      x[i + 1] = _mm512_unpackhi_epi32(even, odd);
+    }
+    LILY_UNROLL
+    for (uint32_t i = 0; i < 16; i += 4) {  // then y[i + j] has columns j, j + 4, ... of four rows
+      y[i] = _mm512_unpacklo_epi64(x[i], x[i + 2]);
+      y[i + 1] = _mm512_unpackhi_epi64(x[i], x[i + 2]);
+      y[i + 2] = _mm512_unpacklo_epi64(x[i + 1], x[i + 3]);
+      y[i + 3] = _mm512_unpackhi_epi64(x[i + 1], x[i + 3]);
+    }
+    LILY_UNROLL
+    for (uint32_t j = 0; j < 4; ++j) {
+      const I upper = _mm512_shuffle_i32x4(y[j], y[j + 4], 0x88);  // columns j and j + 8 of eight rows
+      const I next_upper = _mm512_shuffle_i32x4(y[j], y[j + 4], 0xdd);
+      const I lower = _mm512_shuffle_i32x4(y[j + 8], y[j + 12], 0x88);
+      const I next_lower = _mm512_shuffle_i32x4(y[j + 8], y[j + 12], 0xdd);
+      store_words(to + size_t{j} * 64, _mm512_shuffle_i32x4(upper, lower, 0x88));
+      store_words(to + size_t{j + 4} * 64, _mm512_shuffle_i32x4(next_upper, next_lower, 0x88));
+      store_words(to + size_t{j + 8} * 64, _mm512_shuffle_i32x4(upper, lower, 0xdd));
+      store_words(to + size_t{j + 12} * 64, _mm512_shuffle_i32x4(next_upper, next_lower, 0xdd));
+    }
+  }
+  LILY_INLINE void store_words(std::byte* p, I x) { _mm512_storeu_si512(p, x); }
+
   LILY_INLINE I load_words(const std::byte* p) { return _mm512_loadu_si512(p); }
   LILY_INLINE F to_float(I x) { return _mm512_cvtepi32_ps(x); }
 
