@@ -28,7 +28,7 @@ Result<std::unique_ptr<Backend>> make_cpu_backend(const BackendOptions& options)
       .peak_bytes_per_second = 0,
       .features = {}};
   if (kernels->halves) {  // what is multiplied in bf16 where a prompt is read is not where an answer is
-    device.reading = {.single_rows = Limits::kDefaultChunk, .unit = 1};
+    device.reading = {.single_rows = Limits::kDefaultChunk, .unit = cpu::kDeltaChunk};
   }
   for (const cpu::IsaListing& isa : cpu::list_isas()) {
     if (isa.usable) {

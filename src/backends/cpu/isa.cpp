@@ -165,12 +165,11 @@ const Kernels* amx_bf16_kernels() {
 
 std::vector<IsaListing> list_isas() {
   std::vector<IsaListing> isas;
+  if (const Kernels* kernels = amx_bf16_kernels()) {
+    isas.push_back({kernels, has_amx_bf16()});
+  }
   if (const Kernels* kernels = amx_kernels()) {
     isas.push_back({kernels, has_amx()});
-  }
-  if (const Kernels* kernels = amx_bf16_kernels()) {
-    // Tested over emulated tiles; it has not run on a processor yet.
-    isas.push_back({kernels, has_amx_bf16(), /*automatic=*/false});
   }
   if (const Kernels* kernels = avx512vnni_kernels()) {
     isas.push_back({kernels, has_avx512vnni()});
@@ -198,7 +197,7 @@ std::vector<IsaListing> list_isas() {
 
 Result<const Kernels*> choose_kernels(std::string_view name) {
   for (const IsaListing& isa : list_isas()) {
-    if (name.empty() && isa.usable && isa.automatic) {
+    if (name.empty() && isa.usable) {
       return isa.kernels;
     }
     if (isa.kernels->name == name) {

@@ -96,6 +96,9 @@ struct MatmulArgs {
   float* y;         // row i, output o: y[i * y_stride + o]
   size_t y_stride;  // floats
   bool accumulate;  // add to y instead of overwriting it
+  // A hint: y is large, lies at multiples of 64 bytes and is not read soon, so that it need not go through
+  // the caches.
+  bool bypass = false;
 };
 
 struct NormArgs {
@@ -246,12 +249,10 @@ const TileKernels* amx_tiles();
 const TileKernels* amx_bf16_tiles();
 Kernels with_tiles(std::string_view name, const TileKernels& tiles, const Kernels& vectors);
 
-// Every variant compiled in, the fastest first, and whether this processor can run it. One that is not
-// automatic runs only where it is asked for by name.
+// Every variant compiled in, the fastest first, and whether this processor can run it.
 struct IsaListing {
   const Kernels* kernels;
   bool usable;
-  bool automatic = true;
 };
 std::vector<IsaListing> list_isas();
 

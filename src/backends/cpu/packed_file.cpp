@@ -3,9 +3,12 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 
+#include "base/hash.h"
+#include "base/log.h"
 #include "weights/faults.h"
 
 namespace lily::cpu {
@@ -20,9 +23,11 @@ struct Header {
   std::array<char, 8> magic;
   uint32_t version;
   uint32_t matrices;
-  uint64_t forms;  // hash of all formats
-  uint64_t bytes;  // of the whole file
-  uint64_t check;  // hash of the fields above
+  uint64_t forms;    // hash of all formats
+  uint64_t bytes;    // of the whole file
+  Hash128 contents;  // of all matrices
+  int64_t written;   // what the file system says of the last change: seconds
+  uint64_t check;    // hash of the fields above
 };
 constexpr std::array<char, 8> kMagic{'L', 'I', 'L', 'Y', 'P', 'A', 'C', 'K'};
 
@@ -38,8 +43,14 @@ uint64_t hash_of(const void* data, size_t size, uint64_t hash = 0xcbf29ce4842223
 uint64_t to_page(uint64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
 
 Header header_of(const ModelWeights& weights, PackedModel& model) {
-  Header header{
-      .magic = kMagic, .version = kPackedVersion, .matrices = 0, .forms = 0, .bytes = kPage, .check = 0};
+  Header header{.magic = kMagic,
+                .version = kPackedVersion,
+                .matrices = 0,
+                .forms = 0,
+                .bytes = kPage,
+                .contents = {},
+                .written = 0,
+                .check = 0};
   for_each_matrix(weights, model, [&](MatrixKind, const AffineMatrix&, PackedMatrix& m) {
     const std::array<uint32_t, 6> form{m.rows, m.cols,  m.experts,
                                        m.bits, m.group, static_cast<uint32_t>(m.scale_type)};
@@ -47,8 +58,28 @@ Header header_of(const ModelWeights& weights, PackedModel& model) {
     header.bytes += to_page(m.total_bytes());
     ++header.matrices;
   });
-  header.check = hash_of(&header, offsetof(Header, check));
   return header;
+}
+
+// The time of the last change is set to a whole second, which hardly any other change has.
+constexpr auto kResolution = std::chrono::seconds(2);  // of file systems that keep the least of it
+bool set_written(const fs::path& path, int64_t seconds) {
+  std::error_code error;
+  fs::last_write_time(path, fs::file_time_type(std::chrono::seconds(seconds)), error);
+  return !error;
+}
+bool is_untouched(const fs::path& path, int64_t seconds) {
+  std::error_code error;
+  const auto time = fs::last_write_time(path, error);
+  return !error && time == fs::file_time_type(std::chrono::seconds(seconds));
+}
+
+Hash128 hash_of_matrices(const ModelWeights& weights, PackedModel& model) {
+  Hasher hasher;
+  for_each_matrix(weights, model, [&](MatrixKind, const AffineMatrix&, PackedMatrix& m) {
+    hasher.update({m.data, m.total_bytes()});
+  });
+  return hasher.digest();
 }
 
 // Whether some blocks at `data`, the first and the last among them, are those of `from`.
@@ -105,12 +136,24 @@ Result<void> map_packed(const fs::path& path, const ModelWeights& weights, Packe
     return fail(ErrorKind::invalid_input, "{}: packed from other weights, or damaged",
                 in_quotes(path.string()));
   }
+  if (!is_untouched(path, found.written)) {
+    log_info("{}: changed or copied since it was written; all of it is read and compared with its hash",
+             in_quotes(path.string()));
+    if (hash_of_matrices(weights, model) != found.contents) {
+      return fail(ErrorKind::invalid_input, "{}: damaged", in_quotes(path.string()));
+    }
+    set_written(path, found.written);  // where that is not allowed, the next start compares again
+  }
   model.file = std::move(file);
   return {};
 }
 
 Result<void> write_packed(const fs::path& path, const ModelWeights& weights, PackedModel& model) {
-  const Header header = header_of(weights, model);
+  Header header = header_of(weights, model);
+  header.contents = hash_of_matrices(weights, model);
+  const auto now = fs::file_time_type::clock::now().time_since_epoch();
+  header.written = std::chrono::duration_cast<std::chrono::seconds>(now / kResolution * kResolution).count();
+  header.check = hash_of(&header, offsetof(Header, check));
   std::error_code error;
   const fs::space_info space = fs::space(path.parent_path(), error);
   if (!error && space.available < header.bytes) {
@@ -130,10 +173,11 @@ Result<void> write_packed(const fs::path& path, const ModelWeights& weights, Pac
     out.write(page.data(), static_cast<std::streamsize>(to_page(bytes) - bytes));
   });
   out.close();
-  if (out) {
+  const bool written = out && set_written(part, header.written);
+  if (written) {
     fs::rename(part, path, error);
   }
-  if (!out || error) {
+  if (!written || error) {
     std::error_code ignored;
     fs::remove(part, ignored);
     return fail(ErrorKind::io, "{}: cannot be written", in_quotes(path.string()));

@@ -49,7 +49,8 @@ void run_outputs(const Kernels& kernels, const Product& product, MatmulArgs args
   for (const uint32_t end = args.end; args.begin < end; args.begin = args.end) {
     const uint32_t plane = args.begin / product.plane;
     args.end = std::min(end, (plane + 1) * product.plane);
-    args.y = product.y + plane * (product.plane_stride - product.plane);  // for the kernels count from output 0
+    args.y =
+        product.y + plane * (product.plane_stride - product.plane);  // for the kernels count from output 0
     kernels.matmul(args);
   }
 }
@@ -217,7 +218,8 @@ void run_products(ThreadPool& pool, const Kernels& kernels, std::span<Product> p
                             .end = std::min(output + product->piece_outputs, product->matrix.rows),
                             .y = product->y,
                             .y_stride = product->y_stride,
-                            .accumulate = product->accumulate};
+                            .accumulate = product->accumulate,
+                            .bypass = product->bypass};
       run_outputs(kernels, *product, args);
       if (product->then != nullptr) {
         run_swiglu(kernels, *product, args);

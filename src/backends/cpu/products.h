@@ -111,6 +111,7 @@ struct Product {
   uint32_t plane = 0;  // if not 0: so many neighbouring outputs of all rows lie together, the others behind
   size_t plane_stride = 0;  // floats
   bool accumulate = false;  // add to y
+  bool bypass = false;      // MatmulArgs::bypass
   const SwiGlu* then = nullptr;
   // Set by run_products.
   uint32_t piece_outputs = 0;

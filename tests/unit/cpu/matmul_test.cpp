@@ -370,8 +370,8 @@ TEST_P(Matmul, ARowDoesNotDependOnTheOthersNorOnTheSplitOfOutputs) {
 
 float bf16_of(float value) { return bf16_to_float(float_to_bf16(value)); }
 
-// Inputs as they are prepared, weights before they are cut to bf16, which moves each by 1.8e-3 of itself in the
-// mean, with any sign. Six deviations of the sum, and the roundings of its additions.
+// Inputs as they are prepared, weights before they are cut to bf16, which moves each by 1.8e-3 of itself in
+// the mean, with any sign. Six deviations of the sum, and the roundings of its additions.
 void expect_halves(const Kernels& kernels, const AffineMatrix& m, uint32_t rows) {
   const Packed packed(m, kHalves);
   const Inputs inputs = make_inputs(kernels, packed.view(), rows);
@@ -469,6 +469,26 @@ TEST_P(Matmul, AddsToWhatIsThere) {
       }
     }
   }
+}
+
+TEST_P(Matmul, PastTheCachesOutputsAreTheSame) {
+  const Matrix m(53, 512, 4, 64, DType::bf16);
+  const Packed packed(m.view(), kernels().halves ? kHalves : 2);
+  const Inputs inputs = make_inputs(kernels(), packed.view(), 21);
+  constexpr size_t kStride = 64;
+  auto plain = *AlignedArray<float>::allocate(21 * kStride);
+  auto past = *AlignedArray<float>::allocate(21 * kStride);
+  for (const bool bypass : {false, true}) {
+    auto& y = bypass ? past : plain;
+    std::fill_n(y.data(), y.size(), 2.0F);
+    MatmulArgs args = args_of(packed.view(), inputs, 21, y.data());
+    args.y_stride = kStride;
+    args.bypass = bypass;
+    kernels().matmul(args);
+  }
+  EXPECT_TRUE(std::equal(plain.data(), plain.data() + plain.size(), past.data()));
+  EXPECT_NE(plain.data()[52], 2.0F);
+  EXPECT_EQ(plain.data()[53], 2.0F);
 }
 
 LILY_FOR_EACH_ISA(Matmul);

@@ -164,6 +164,18 @@ TEST_F(PackedFile, Damage) {
   EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("damaged"));
   flip(4096);
   EXPECT_EQ(refusal(weights_.get()), "");
+  const PackedMatrix head = packed_forms(weights_.get()).head;  // the last in the file
+  const size_t pages = (head.total_bytes() + 4095) / 4096 * 4096;
+  const size_t unseen = std::filesystem::file_size(path()) - pages + block_bytes(head);
+  flip(unseen);  // the second block, which is not compared
+  EXPECT_THAT(refusal(weights_.get()), ::testing::EndsWith("damaged"));
+  flip(unseen);
+  EXPECT_EQ(refusal(weights_.get()), "");
+  const auto written = std::filesystem::last_write_time(path());
+  flip(unseen);
+  std::filesystem::last_write_time(path(), written);
+  EXPECT_EQ(refusal(weights_.get()), "") << "a file that was not touched is not read again";
+  flip(unseen);
   std::filesystem::resize_file(path(), std::filesystem::file_size(path()) - 1);
   EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("bytes, found"));
   std::filesystem::resize_file(path(), 100);

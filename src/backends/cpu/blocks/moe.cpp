@@ -9,6 +9,8 @@ namespace {
 constexpr uint32_t kTopK = Shape::kTopK;
 // Outputs of gate and up that a thread computes at least: two streams of memory, long enough to read fast.
 constexpr uint32_t kLeastSlice = 64;
+// Of outputs of the experts that most of the caches would hold nothing else.
+constexpr size_t kLargeBytes = size_t{16} << 20;
 
 // u32 arrays lie in the same workspace.
 uint32_t* take_u32(Carver& carver, size_t count) {
@@ -162,7 +164,8 @@ void CpuBlocks::experts(const MoeBatch& batch) {
                            .x = batch.expert_input.rows_for(batch.w.down).from(first),
                            .rows = batch.first_pair[e + 1] - first,
                            .y = batch.out + size_t{first} * shape_.hidden,
-                           .y_stride = shape_.hidden});
+                           .y_stride = shape_.hidden,
+                           .bypass = pairs * size_t{shape_.hidden} * sizeof(float) >= kLargeBytes});
     }
   }
   add_product(products_, batch.w.shared_down_proj, batch.shared_input, batch.shared_out);

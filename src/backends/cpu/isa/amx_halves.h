@@ -81,7 +81,7 @@ struct AmxHalves {
     const I odd = V::load_words(codes + 64);
     for (int pair = 0; pair < 4; ++pair) {
       V::store_words(rows + pair * 64, V::join_cut_bf16(V::fma(scale, byte_at(even, 8 * pair), bias),
-                                                    V::fma(scale, byte_at(odd, 8 * pair), bias)));
+                                                        V::fma(scale, byte_at(odd, 8 * pair), bias)));
     }
   }
 
@@ -171,10 +171,15 @@ struct AmxHalves {
     for (uint32_t p = begin; p < end; ++p) {
       for (uint32_t b = 0; b < kWidth && output + b * kBlockOutputs < args.end; ++b) {
         const uint32_t first = output + b * kBlockOutputs;
+        const bool bypass = args.bypass && !args.accumulate && first + kBlockOutputs <= args.end;
         for (uint32_t r = 0; r < rows_of_panel(panels, p); ++r) {
           const F sum[1] = {V::load(at.sums[p - begin][b][r])};
-          Vectors::store_row(sum, args.y + (panel_begin(panels, p) + r) * args.y_stride + first,
-                             smaller(kBlockOutputs, args.end - first), args.accumulate);
+          float* y = args.y + (panel_begin(panels, p) + r) * args.y_stride + first;
+          if (bypass) {
+            _mm512_stream_ps(y, sum[0]);
+          } else {
+            Vectors::store_row(sum, y, smaller(kBlockOutputs, args.end - first), args.accumulate);
+          }
         }
       }
     }
@@ -211,6 +216,7 @@ struct AmxHalves {
       }
     }
     T::release();
+    _mm_sfence();  // what bypassed the caches is there before whoever waits for this product reads it
   }
 
   static uint32_t panel_rows(const InputFormat& format, uint32_t rows) {
