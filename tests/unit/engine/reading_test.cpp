@@ -161,13 +161,15 @@ struct Served {
   }
   // Leaves once `read` tokens of the prompt are read.
   void ask_and_leave(const GenerationRequest& request, uint32_t read) const {
-    std::atomic<bool> far = false;
-    auto job = engine->submit(request, [&far, read](const Event& event) {
+    // Shared: an event may be on its way when the job is cancelled.
+    const auto far = std::make_shared<std::atomic<bool>>(false);
+    auto job = engine->submit(request, [far, read](const Event& event) {
       const auto* progress = std::get_if<PromptProgress>(&event);
-      far = far || (progress != nullptr && progress->done >= read) || std::holds_alternative<Finished>(event);
+      const bool reached = progress != nullptr && progress->done >= read;
+      if (reached || std::holds_alternative<Finished>(event)) *far = true;
     });
     ASSERT_TRUE(job);
-    while (!far) std::this_thread::yield();
+    while (!*far) std::this_thread::yield();
     job->reset();
   }
 
