@@ -21,11 +21,12 @@ constexpr Tolerances kHalves{.embed = 0,
                              .worst_row = 0.3};
 
 auto host_backend(const Implementation& implementation) {
-  return [name = implementation.name, make = implementation.make](
+  return [name = implementation.name, make = implementation.make, unit = implementation.reading_unit](
              unsigned threads, const ModelWeights& weights,
              const Plan& plan) -> Result<std::unique_ptr<Backend>> {
     LILY_TRY(std::unique_ptr<host::Blocks> blocks, make(threads));
-    auto backend = std::make_unique<host::HostBackend>(DeviceInfo{.name = name}, std::move(blocks));
+    auto backend = std::make_unique<host::HostBackend>(
+        DeviceInfo{.name = name, .reading = {.single_rows = 0, .unit = unit}}, std::move(blocks));
     LILY_TRY_VOID(backend->load(weights, plan, [](double) {}));
     return std::unique_ptr<Backend>(std::move(backend));
   };
@@ -70,6 +71,7 @@ const std::vector<Implementation>& implementations() {
                                                          .model = 3e-2,
                                                          .router = 3e-4},
                         {}});
+        list.back().reading_unit = isa.kernels->halves ? cpu::kDeltaChunk : 1;
       }
     }
     for (Implementation& implementation : list) {

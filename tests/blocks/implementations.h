@@ -36,7 +36,8 @@ struct Implementation {
   std::function<Result<std::unique_ptr<Backend>>(unsigned threads, const ModelWeights& weights,
                                                  const Plan& plan)>
       make_backend;
-  std::string unusable{};  // why its tests are skipped on this machine, if they are
+  std::string unusable{};     // why its tests are skipped on this machine, if they are
+  uint32_t reading_unit = 1;  // ReadingTraits::unit of what make() makes
 };
 inline void PrintTo(const Implementation& implementation, std::ostream* out) { *out << implementation.name; }
 
