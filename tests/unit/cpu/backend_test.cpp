@@ -2,6 +2,7 @@
 // bits, for every instruction set.
 #include "backends/cpu/backend.h"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -297,6 +298,37 @@ TEST(MakeCpuBackend, RefusesAnUnknownInstructionSet) {
   const auto backend = make_cpu_backend({.threads = 1, .isa = "sse9"});
   ASSERT_FALSE(backend.has_value());
   EXPECT_EQ(backend.error().kind, ErrorKind::invalid_input);
+}
+
+// A batch of rows may end within a segment, but not within a chunk of the delta rule of one that is computed
+// by chunks: that would be another sum, and an answer would depend on who shares its passes.
+TEST(CpuBlocksBatches, EndBetweenChunksOfLongSegments) {
+  const std::vector<host::Segment> segments{{nullptr, 0, 100, 3, false},
+                                            {nullptr, 100, 3000, 10, false, ReadAs::many},
+                                            {nullptr, 3100, 900, 0, false},
+                                            {nullptr, 4000, 2100, 7, false, ReadAs::single}};
+  for (const bool halves : {false, true}) {
+    std::vector<Piece> pieces;
+    uint32_t next = 0;  // row of the stream
+    for_batches(segments, halves, pieces, [&](std::span<const Piece> batch, uint32_t first, uint32_t rows) {
+      EXPECT_LE(rows, kBatchRows);
+      for (const Piece& piece : batch) {
+        const auto& of = *std::ranges::find_if(segments, [&](const host::Segment& segment) {
+          return next >= segment.first_row && next < segment.first_row + segment.rows;
+        });
+        EXPECT_EQ(first + piece.first_row, next);
+        EXPECT_EQ(of.first_row + piece.skipped, next);
+        EXPECT_EQ(of.position + piece.skipped, piece.position);
+        EXPECT_EQ(piece.halves, halves && of.read_as != ReadAs::single);
+        next += piece.rows;
+        if (piece.halves && next < of.first_row + of.rows) {
+          EXPECT_EQ((piece.position + piece.rows) % kDeltaChunk, 0U) << next;
+        }
+      }
+      EXPECT_EQ(next, first + rows);
+    });
+    EXPECT_EQ(next, 6100U);
+  }
 }
 
 // The batches of a plan and of a smaller pass must fit the workspace that was estimated: run the largest.

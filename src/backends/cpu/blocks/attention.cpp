@@ -39,7 +39,7 @@ uint32_t attention_partials(const Shape& shape, uint32_t context, uint32_t rows)
 
 void CpuBlocks::attention(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
   const auto& weights = std::get<PackedAttention>(packed_.layers[layer].mixer);
-  for_batches(segments, kernels_.halves, kBatchRows, pieces_,
+  for_batches(segments, kernels_.halves, pieces_,
               [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
                 AttentionBatch batch(kernels_, Carver(workspace_.data()), shape_, weights,
                                      {rows, pieces[0].halves}, max_partials_);

@@ -19,8 +19,8 @@ struct CpuBlocks::DeltaNetBatch {
   uint32_t rows;
   float* mixed;  // [conv_channels / kKeyDim][rows][kKeyDim]: q | k | v by heads, before the convolution
   float* z;      // [v_heads][rows][kValueDim]
-  float* a;      // [rows][v_heads], then the decay
-  float* b;      // [rows][v_heads], then beta
+  float* a;      // [rows][v_heads]: what decay is made of
+  float* b;      // [rows][v_heads]: and beta
   PreparedRows input;
   PreparedRows output;
   size_t used;

@@ -101,6 +101,7 @@ Result<void> CpuBlocks::load(const ModelWeights& weights, const Plan& plan,
   products_.reserve(shape_.experts + 4 * runs);
   swiglus_.reserve(shape_.experts + runs);  // products point to them
   items_.reserve(max_partials_);
+  groups_.reserve(kernels_.attend_rows != nullptr ? max_partials_ : 0);
   chosen_.assign(shape_.experts, 0);
   return {};
 }
@@ -148,7 +149,7 @@ void CpuBlocks::prepare_normed(const float* stream, uint32_t rows, std::span<con
   });
 }
 
-void for_batches(std::span<const host::Segment> segments, bool has_halves, uint32_t most, std::vector<Piece>& pieces,
+void for_batches(std::span<const host::Segment> segments, bool has_halves, std::vector<Piece>& pieces,
                  FunctionRef<void(std::span<const Piece>, uint32_t, uint32_t)> body) {
   uint32_t first_row = 0;  // of the batch, in the stream
   uint32_t rows = 0;
@@ -171,7 +172,15 @@ void for_batches(std::span<const host::Segment> segments, bool has_halves, uint3
       if (rows == 0) {
         first_row = segment.first_row + done;
       }
-      const uint32_t take = std::min(segment.rows - done, most - rows);
+      uint32_t take = std::min(segment.rows - done, kBatchRows - rows);
+      if (halves && done + take < segment.rows) {
+        const uint32_t past = (segment.position + done + take) % kDeltaChunk;
+        if (past >= take) {  // no room up to where it may be cut
+          flush();
+          continue;
+        }
+        take -= past;
+      }
       pieces.push_back({.state = segment.state,
                         .first_row = rows,
                         .rows = take,
@@ -181,7 +190,7 @@ void for_batches(std::span<const host::Segment> segments, bool has_halves, uint3
                         .halves = halves});
       rows += take;
       done += take;
-      if (rows == most) {
+      if (rows == kBatchRows) {
         flush();
       }
     }

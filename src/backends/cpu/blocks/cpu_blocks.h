@@ -134,9 +134,10 @@ class CpuBlocks final : public host::Blocks {
   std::vector<uint8_t> chosen_;      // [experts]: whether the current moe() chose it
 };
 
-// Cuts segments into runs of at most `most` rows and calls body(pieces, first row of the stream, rows).
-// With has_halves, long segments and others are never in one run.
-void for_batches(std::span<const host::Segment> segments, bool has_halves, uint32_t most, std::vector<Piece>& pieces,
+// Cuts segments into runs of at most kBatchRows rows and calls body(pieces, first row of the stream, rows).
+// With has_halves, long segments and others are never in one run, and pieces of the long ones end where
+// their segment does or at a multiple of kDeltaChunk of the positions: a cut there changes no bit.
+void for_batches(std::span<const host::Segment> segments, bool has_halves, std::vector<Piece>& pieces,
                  FunctionRef<void(std::span<const Piece>, uint32_t, uint32_t)> body);
 
 }  // namespace lily::cpu

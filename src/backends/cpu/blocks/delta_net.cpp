@@ -54,7 +54,7 @@ CpuBlocks::DeltaNetBatch::DeltaNetBatch(const Kernels& kernels, Carver carver, c
 void CpuBlocks::delta_net(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
   const auto& weights = std::get<PackedDeltaNet>(packed_.layers[layer].mixer);
   for_batches(
-      segments, kernels_.halves, kBatchRows, pieces_,
+      segments, kernels_.halves, pieces_,
       [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
         DeltaNetBatch batch(kernels_, Carver(workspace_.data()), shape_, weights, {rows, pieces[0].halves});
         batch.layer = layer;
@@ -126,7 +126,8 @@ void CpuBlocks::delta_chunk(const DeltaNetBatch& batch, const Piece& piece, uint
     const float* z = batch.z + (size_t{head} * batch.rows + row) * kDim;
     for (uint32_t r = 0; r < rows; ++r) {
       float* out = v + r * stride;
-      kernels_.gated_norm({.x = out, .z = z + size_t{r} * kDim, .weight = batch.dense->norm.data(), .out = out});
+      kernels_.gated_norm(
+          {.x = out, .z = z + size_t{r} * kDim, .weight = batch.dense->norm.data(), .out = out});
       const auto of_batch = static_cast<uint32_t>(row + r);
       const Run run = batch.output.run_of(of_batch);
       batch.output.prepare(run, of_batch - run.first, out, head * kDim, (head + 1) * kDim);
@@ -155,8 +156,8 @@ void CpuBlocks::run_delta_rule(const DeltaChunksArgs& heads, bool chunks) const 
   }
 }
 
-// All rows of a piece, in steps that begin where chunks do; of a provisional one row by row, with a copy of the
-// states after each.
+// All rows of a piece, in steps that begin where chunks do; of a provisional one row by row, with a copy of
+// the states after each.
 void CpuBlocks::delta_pieces(const DeltaNetBatch& batch) {
   pool_.for_each(batch.pieces.size() * shape_.k_heads, 1, [&](size_t begin, size_t end) {
     for (size_t item = begin; item < end; ++item) {

@@ -46,7 +46,7 @@ CpuBlocks::MoeBatch::MoeBatch(const Kernels& kernels, Carver carver, const Shape
 
 uint32_t CpuBlocks::moe(uint32_t layer, std::span<const host::Segment> segments, float* stream) {
   std::fill(chosen_.begin(), chosen_.end(), uint8_t{0});
-  for_batches(segments, kernels_.halves, kBatchRows, pieces_,
+  for_batches(segments, kernels_.halves, pieces_,
               [&](std::span<const Piece> pieces, uint32_t first_row, uint32_t rows) {
                 MoeBatch batch(kernels_, Carver(workspace_.data()), shape_, packed_.layers[layer].moe,
                                {rows, pieces[0].halves});
