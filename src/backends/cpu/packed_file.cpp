@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstring>
 #include <fstream>
+#include <optional>
 
 #include "base/hash.h"
 #include "base/log.h"
@@ -26,7 +27,7 @@ struct Header {
   uint64_t forms;    // hash of all formats
   uint64_t bytes;    // of the whole file
   Hash128 contents;  // of all matrices
-  int64_t written;   // what the file system says of the last change: seconds
+  int64_t written;   // the time of the last change, in seconds of std::filesystem's clock
   uint64_t check;    // hash of the fields above
 };
 constexpr std::array<char, 8> kMagic{'L', 'I', 'L', 'Y', 'P', 'A', 'C', 'K'};
@@ -63,15 +64,15 @@ Header header_of(const ModelWeights& weights, PackedModel& model) {
 
 // The time of the last change is set to a whole second, which hardly any other change has.
 constexpr auto kResolution = std::chrono::seconds(2);  // of file systems that keep the least of it
-bool set_written(const fs::path& path, int64_t seconds) {
-  std::error_code error;
-  fs::last_write_time(path, fs::file_time_type(std::chrono::seconds(seconds)), error);
-  return !error;
+// Where it cannot be set, every start reads and compares all of the file.
+void set_written(const fs::path& path, int64_t seconds) {
+  std::error_code ignored;
+  fs::last_write_time(path, fs::file_time_type(std::chrono::seconds(seconds)), ignored);
 }
-bool is_untouched(const fs::path& path, int64_t seconds) {
+std::optional<fs::file_time_type> last_change(const fs::path& path) {
   std::error_code error;
   const auto time = fs::last_write_time(path, error);
-  return !error && time == fs::file_time_type(std::chrono::seconds(seconds));
+  return error ? std::nullopt : std::optional(time);
 }
 
 Hash128 hash_of_matrices(const ModelWeights& weights, PackedModel& model) {
@@ -110,12 +111,15 @@ Result<void> map_packed(const fs::path& path, const ModelWeights& weights, Packe
                 in_quotes(path.string()), bytes.size());
   }
   std::memcpy(&found, bytes.data(), sizeof(found));
-  if (found.magic != kMagic || found.check != hash_of(&found, offsetof(Header, check))) {
+  if (found.magic != kMagic) {
     return fail(ErrorKind::invalid_input, "{}: not a packed model, or damaged", in_quotes(path.string()));
   }
-  if (found.version != expected.version) {
+  if (found.version != expected.version) {  // first: another version has its other fields elsewhere
     return fail(ErrorKind::invalid_input, "{}: expected version {}, found {}", in_quotes(path.string()),
                 expected.version, found.version);
+  }
+  if (found.check != hash_of(&found, offsetof(Header, check))) {
+    return fail(ErrorKind::invalid_input, "{}: damaged", in_quotes(path.string()));
   }
   if (found.forms != expected.forms || found.matrices != expected.matrices || found.bytes != expected.bytes) {
     return fail(ErrorKind::invalid_input, "{}: packed from a model of other shapes or formats",
@@ -136,13 +140,16 @@ Result<void> map_packed(const fs::path& path, const ModelWeights& weights, Packe
     return fail(ErrorKind::invalid_input, "{}: packed from other weights, or damaged",
                 in_quotes(path.string()));
   }
-  if (!is_untouched(path, found.written)) {
+  const auto changed = last_change(path);
+  if (changed != fs::file_time_type(std::chrono::seconds(found.written))) {
     log_info("{}: changed or copied since it was written; all of it is read and compared with its hash",
              in_quotes(path.string()));
     if (hash_of_matrices(weights, model) != found.contents) {
       return fail(ErrorKind::invalid_input, "{}: damaged", in_quotes(path.string()));
     }
-    set_written(path, found.written);  // where that is not allowed, the next start compares again
+    if (last_change(path) == changed) {  // else the hash is of what was there before
+      set_written(path, found.written);
+    }
   }
   model.file = std::move(file);
   return {};
@@ -173,11 +180,11 @@ Result<void> write_packed(const fs::path& path, const ModelWeights& weights, Pac
     out.write(page.data(), static_cast<std::streamsize>(to_page(bytes) - bytes));
   });
   out.close();
-  const bool written = out && set_written(part, header.written);
-  if (written) {
+  if (out) {
+    set_written(part, header.written);
     fs::rename(part, path, error);
   }
-  if (!written || error) {
+  if (!out || error) {
     std::error_code ignored;
     fs::remove(part, ignored);
     return fail(ErrorKind::io, "{}: cannot be written", in_quotes(path.string()));

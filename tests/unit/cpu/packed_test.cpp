@@ -157,6 +157,9 @@ TEST_F(PackedFile, Damage) {
   flip(0);
   EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("not a packed model"));
   flip(0);
+  flip(8);
+  EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("expected version"));
+  flip(8);
   flip(24);
   EXPECT_THAT(refusal(weights_.get()), ::testing::HasSubstr("damaged"));
   flip(24);
