@@ -70,7 +70,7 @@ struct PassRecord {
 class PassRunner {
  public:
   static constexpr uint32_t kSmallSlice =
-      16;  // most rows of a slice that goes through the kernels for few rows
+      16;  // most rows of a slice that goes through the kernels for few rows, if it does not say (ReadAs)
 
   PassRunner(DeviceModel& model, const Plan& plan, Meter& meter);
   ~PassRunner();

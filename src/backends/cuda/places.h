@@ -19,8 +19,7 @@ struct Places {
     Relay in_proj, mixer, combine, out_proj, router, gate_up, down;
   } relays;
 };
-// Steps of up to so many rows are relayed. The kernels take kRelayedRows, but two were no faster so when last
-// measured (docs/BENCHMARKS.md).
+// Steps of up to so many rows are relayed (docs/CUDA.md).
 inline constexpr uint32_t kRelayedStepRows = 2;
 static_assert(kRelayedStepRows <= kRelayedRows);
 inline constexpr uint64_t kCountBytes = 128;  // of a count of Relay

@@ -42,8 +42,8 @@ struct PassRecord {
 // Encodes passes. A pass is one command buffer, unless rows of logits or the stream itself have to be seen.
 class PassRunner {
  public:
-  static constexpr uint32_t kSmallSlice =
-      DeviceModel::kSmallRows;  // longer slices take the kernels for many rows
+  // Longer slices take the kernels for many rows, those that do not say (ReadAs).
+  static constexpr uint32_t kSmallSlice = DeviceModel::kSmallRows;
 
   PassRunner(Device& device, DeviceModel& model, StateContext& context);
   static uint64_t workspace_bytes(const Plan& plan);

@@ -1,5 +1,5 @@
 // Products of long runs of rows in tiles of bf16, written once over the instructions on tiles (tiles.h):
-// weights are decoded and rounded to bf16 where they are in the cache, once for all panels of a run. Nothing
+// weights are decoded and cut to bf16 where they are in the cache, once for all panels of a run. Nothing
 // is scaled afterwards: scaling the integer sums of every group took longer than the tiles.
 //
 // A sum runs over the inputs in steps of 32, in order, whatever the other rows: within a step even and odd
