@@ -159,9 +159,10 @@ void add_compute_options(CLI::App& app, DeviceOptions& options) {
       ->check(CLI::Range(0U, kMostThreads));
   app.add_option("--isa", options.backend.isa,
                  "instruction set of the CPU kernels; empty = the best this machine has");
-  app.add_option(
-         "--chunk", options.chunk,
-         "prompt tokens computed in one step: running answers wait for it; absent = as suits the device")
+  app.add_option("--chunk", options.chunk,
+                 "prompt tokens computed in one step, rounded up to a multiple of at most 64 that the device "
+                 "asks for: "
+                 "running answers wait for it; absent = as suits the device")
       ->check(CLI::Range(1U, Limits::kMaxChunk));
 }
 
