@@ -234,7 +234,7 @@ class CudaPrefillAttention : public NeedsGpu {
       expect_rows(got_kv, expected_kv, kDim, 4e-3);
     }
     SCOPED_TRACE("attention");
-    // Weights are rounded to bf16 (2^-9 of each, of random sign) and so is the result.
+    // Weights are rounded to bf16 (at most 2^-8 of each, of random sign) and so is the result.
     expect_rows(got, expected, kDim, 6e-3);
   }
 };

@@ -236,7 +236,7 @@ TEST_P(CudaPrefillMoe, RoutesGroupsAndSums) {
       add_expert(layer.moe, static_cast<uint32_t>(expert), of_expert, rows, expected_outer);
     }
   });
-  // A weight of the kernel may be rounded the other way, an inner value too (2^-9 of it), and the row is
+  // A weight of the kernel may be rounded the other way, an inner value too (2^-8 of it), and the row is
   // stored in bf16.
   expect_rows(to_floats(run.outer.download()), expected_outer, shape.hidden, 6e-3);
   std::vector<float> found = run.stream.download();

@@ -462,7 +462,8 @@ TEST_F(Decode, RowsOfASequenceAreThoseOfSingleSteps) {
       for (uint32_t t = 0; t < of.each; ++t) ids.push_back(token(i, t));
     }
     const auto found = model_.step(all, ids, of.each);
-    for (uint32_t i = 0; i<of.sequences; i += of.sequences> 1 ? of.sequences - 1 : 1) {
+    const uint32_t stride = of.sequences > 1 ? of.sequences - 1 : 1;  // the first and the last
+    for (uint32_t i = 0; i < of.sequences; i += stride) {
       for (uint32_t t = 0; t < of.each; ++t) {
         const auto expected = model_.step({&single[i]}, {token(i, t)});
         const float* const row = found.data() + (size_t{i} * of.each + t) * d.vocab;

@@ -23,7 +23,7 @@ inline constexpr uint32_t kBlockOutputs = 16;
 // Most signed bytes that an input of a matrix is quantised to (precision.h says which one takes how many).
 inline constexpr uint32_t kMostDigits = 2;
 
-// In the place of a number of bytes: inputs are rounded to bf16 (kernels.h), and the weights, too.
+// In the place of a number of bytes: inputs are rounded to bf16 (kernels.h), and the weights are cut to it.
 inline constexpr uint32_t kHalves = 0;
 inline constexpr uint32_t kHalfWord = 32;  // inputs that lie together then
 
