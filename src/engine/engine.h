@@ -27,8 +27,9 @@ namespace lily {
 // What a request asks for, already validated and resolved against the model's defaults. Ids are token ids.
 struct GenerationRequest {
   std::vector<int32_t> prompt;  // at least one token
-  // Lengths of the prompt at which a checkpoint is worth keeping, ascending (text/prompt_marks.h). What is
-  // computed is cut there, so that a prompt is computed alike whether or not something of it is kept.
+  // Lengths of the prompt at which a checkpoint is worth keeping, ascending (text/prompt_tokens.h). What is
+  // computed is cut there, or where a state can be kept just before (engine/reading.h), so that a prompt is
+  // computed alike whether or not something of it is kept.
   std::vector<uint32_t> marks;
   // Where its turns begin, for saying where it parts from what is kept.
   std::vector<PromptTokens::Turn> turns;

@@ -49,7 +49,8 @@ TEST_P(Tuning, EveryLaunchFits) {
         const auto leave = [&](uint32_t r) { return down_shape(down, r, device); };
         EXPECT_LE(leave(rows_at_once(rows, device, leave)).shared, device.shared_bytes)
             << "down, " << planes << " planes, wide " << wide << ", " << rows << " rows";
-        EXPECT_LT(delta_step_shape(in_proj, kDims, rows, rows, device).shared, device.shared_bytes);
+        const uint32_t own = rows > kDeltaRingSegments ? kDeltaRingStatic : 0;  // beside what it asks for
+        EXPECT_LE(delta_step_shape(in_proj, kDims, rows, rows, device).shared + own, device.shared_bytes);
       }
     }
   }
