@@ -52,7 +52,8 @@ PassTables::View PassTables::view(uint8_t* base) const {
 PassTables::View PassTables::host(uint32_t copy) const { return view(host_[copy].bytes()); }
 PassTables::View PassTables::device() const { return view(tables_.bytes()); }
 Result<void> PassTables::upload(uint32_t copy, Stream queue) const {
-  return copy_to_device(tables_.bytes(), host_[copy].bytes(), tables_.size(), queue);
+  const HostCopyArgs copied = to_upload(copy);
+  return copy_to_device(copied.to, copied.from, copied.bytes, queue);
 }
 HostCopyArgs PassTables::to_upload(uint32_t copy) const {
   return {host_[copy].bytes(), tables_.bytes(), static_cast<uint32_t>(tables_.size())};
@@ -123,8 +124,8 @@ Result<void> PassRunner::capture(uint32_t rows, uint32_t copy) {
   }
   if (queued) {
     SampleArgs args = sampling(0, rows, small_);
-    args.tokens = small_.results_of(copy);
-    args.finite = reinterpret_cast<uint32_t*>(args.tokens) + small_.rows();
+    args.tokens = small_.host_tokens(copy);
+    args.finite = small_.host_finite(copy);
     args.unwrite = model_.relayed(rows);
     args.report = report_experts(copy);
     queued = check(launch_sample(args, model_.queue()), "sampling");

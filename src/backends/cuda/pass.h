@@ -34,12 +34,11 @@ class PassTables {
   // What comes back: the sampled tokens and whether logits were finite.
   int32_t* tokens() const { return results_.as<int32_t>(); }
   uint32_t* finite() const { return results_.as<uint32_t>() + rows_; }
-  const int32_t* host_tokens(uint32_t copy) const { return host_results_[copy].as<int32_t>(); }
-  const uint32_t* host_finite(uint32_t copy) const { return host_results_[copy].as<uint32_t>() + rows_; }
+  int32_t* host_tokens(uint32_t copy) const { return host_results_[copy].as<int32_t>(); }
+  uint32_t* host_finite(uint32_t copy) const { return host_results_[copy].as<uint32_t>() + rows_; }
   Result<void> download(uint32_t copy, Stream queue) const;
-  // For kernels that copy them or write there themselves.
+  // For a kernel that does it.
   HostCopyArgs to_upload(uint32_t copy) const;
-  int32_t* results_of(uint32_t copy) const { return host_results_[copy].as<int32_t>(); }
 
  private:
   View view(uint8_t* base) const;
